@@ -20,11 +20,11 @@
 
 typedef struct dlrs_order {
     uint64_t length;
-    uint16_t *table; /* the permutation, or NULL above DLRS_ORDER_TABLE_MAX; owned */
+    uint16_t *table; /* the permutation; NULL if the order is computed or empty; owned */
     /* The rest is for the computed order only. */
     unsigned left_bits;  /* bits of the left half of the block */
     unsigned right_bits; /* bits of the right half; left_bits or left_bits + 1 */
-    uint64_t keys[DLRS_ORDER_ROUNDS];
+    uint32_t keys[DLRS_ORDER_ROUNDS]; /* one a half-round */
 } dlrs_order;
 
 /* Make the order of `length` items for epoch number `epoch` of `seed`. False, with nothing to free, if there is
