@@ -1,0 +1,821 @@
+/* The worker pool. See _pool.h for what it promises.
+ *
+ * How the parallel part works
+ *
+ * Each epoch has a ring of slots and a count of the items offered so far. A worker, under the lock of the pool,
+ * claims a run: it reserves the slot of the next batch, or takes the next item of a batch that is in progress. It
+ * works on the run without the lock, then, under the lock again, leaves the outcome in the slot and claims its next
+ * run. The consumer takes the outcome from the oldest slot once it is there, which makes room for one more batch.
+ * Epochs of one pool take turns.
+ *
+ * Waking. A worker parks only under the lock and only after it found nothing to claim. Whatever makes something
+ * claimable (an epoch, more items, room in a ring) wakes one parked worker, and whoever claims wakes one more if
+ * there is something left to claim. So nothing is ever claimable while everybody parks, and no crowd is woken for
+ * one batch.
+ *
+ * Two locks, taken in this order: `process.lock`, then the lock of a pool. The first guards what is counted and
+ * listed about all pools and is used when threads start and end; the second guards the work of one pool. */
+#if defined(__linux__) && !defined(_GNU_SOURCE)
+#define _GNU_SOURCE /* pthread_setname_np, sched_getaffinity */
+#endif
+
+#include "_pool.h"
+
+#include <assert.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "_platform.h"
+
+/* How long a consumer looks for its batch before it parks: about what parking and being woken costs twice. */
+enum { SPIN_NS = 5000, SPIN_FLOOR_NS = 250 };
+
+struct dlrs_worker {
+    /* Set once before the thread starts. */
+    dlrs_pool *pool;
+    unsigned index;
+    sigset_t work_signals; /* signals blocked while it works: what its maker had blocked */
+    char name[40];
+};
+
+struct dlrs_epoch {
+    /* Set once by dlrs_epoch_new. */
+    dlrs_pool *pool;
+    void *user;
+    uint64_t batch_size;
+    uint64_t batches_in_parallel;
+    uint64_t items_in_parallel;
+
+    /* Written under `pool->lock`; a hint that may be read without it. True iff the head of the ring is ready. */
+    atomic_bool head_is_ready;
+
+    /* The consumer's own. */
+    uint64_t spin_ns;
+
+    /* Guarded by `pool->lock`. */
+    dlrs_ring ring;
+    uint64_t items_offered;
+    uint64_t batches_offered;   /* batches that may be claimed: ring.claimed <= batches_offered */
+    uint64_t in_progress;       /* slots that are OPEN; at most batches_in_parallel */
+    dlrs_slot *first_unstarted; /* OPEN slots, oldest first, with items that nobody has started */
+    uint64_t holds;             /* the consumer, and each worker with a run of this epoch */
+    uint64_t reclaim_cursor;
+    bool cancelled;
+    bool consumer_waits;
+    dlrs_epoch *next, *previous; /* circle of the pool's epochs, until cancelled */
+    pthread_cond_t head_ready;   /* the head of the ring is ready, or the pool is stopping; the consumer waits */
+};
+
+struct dlrs_pool {
+    /* Set once by dlrs_pool_new; any thread may read these without a lock. */
+    dlrs_hooks hooks;
+    uint64_t id;
+    uint64_t generation;
+    uint64_t spin_ns;
+    unsigned num_threads;
+
+    /* Written under `lock`, read anywhere. Set once, never cleared. */
+    atomic_bool stopping;
+    atomic_bool failed; /* a worker could not start its work; implies stopping */
+
+    pthread_mutex_t lock;
+    /* Guarded by `lock`. */
+    dlrs_epoch *turn; /* any of the circle of epochs, the one to be asked first; NULL without epochs */
+    unsigned parked;  /* workers that wait for `work_ready` */
+    unsigned waking;  /* how many of them have been signalled; waking <= parked */
+    pthread_cond_t work_ready; /* a run can be claimed, or stopping; workers wait */
+
+    /* Guarded by `process.lock`. */
+    unsigned live;               /* threads that run, or are about to */
+    unsigned references;         /* the owner and the live threads; whoever makes it 0 frees the pool */
+    dlrs_pool *next, *previous;  /* list of the pools with live threads */
+
+    dlrs_worker workers[]; /* num_threads of them */
+};
+
+static struct {
+    pthread_mutex_t lock;
+    /* Guarded by `lock`. */
+    dlrs_pool *pools; /* those with live threads */
+    uint64_t live;    /* threads of all of them */
+    uint64_t ids;     /* number of the newest pool */
+    bool exiting;     /* set once, never cleared */
+    bool prepared;    /* the condition and the fork handler are set up */
+    pthread_cond_t worker_left; /* `live` of the process and of a pool went down; owners wait */
+
+    atomic_uint_fast64_t generation; /* forks that led to this process */
+} process = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* ---- fork ----
+ *
+ * NOTE [ fork ] Only the thread that called fork() is there in the child; the workers are gone, wherever they were, and
+ * what they had locked stays locked. So the child abandons all pools of its parent: their memory is left alone, and
+ * each call finds out by the generation that a pool is not its own before it touches a lock. Only `process.lock` is
+ * made anew, by assignment, since the child has one thread. If a worker itself forks, the child's only thread is that
+ * worker, which ends when its run returns. */
+
+static void in_forked_child(void)
+{
+    static const pthread_mutex_t unlocked = PTHREAD_MUTEX_INITIALIZER;
+    atomic_fetch_add(&process.generation, 1);
+    process.lock = unlocked;
+    process.prepared = false; /* the condition may have had waiters; it is made anew before its next use */
+    process.pools = NULL;
+    process.live = 0;
+}
+
+static pthread_once_t fork_handler_once = PTHREAD_ONCE_INIT;
+static int fork_handler_error;
+
+static void install_fork_handler(void)
+{
+    fork_handler_error = pthread_atfork(NULL, NULL, in_forked_child);
+}
+
+static bool is_from_parent(const dlrs_pool *pool)
+{
+    return pool->generation != atomic_load_explicit(&process.generation, memory_order_relaxed);
+}
+
+uint64_t dlrs_process_generation(void)
+{
+    return atomic_load_explicit(&process.generation, memory_order_relaxed);
+}
+
+/* ---- the circle of epochs ---- */
+
+static void circle_add_locked(dlrs_pool *pool, dlrs_epoch *epoch)
+{
+    if (pool->turn == NULL) {
+        pool->turn = epoch->next = epoch->previous = epoch;
+        return;
+    }
+    epoch->next = pool->turn;
+    epoch->previous = pool->turn->previous;
+    epoch->previous->next = epoch;
+    epoch->next->previous = epoch;
+}
+
+static void circle_remove_locked(dlrs_pool *pool, dlrs_epoch *epoch)
+{
+    if (epoch->next == epoch) {
+        pool->turn = NULL;
+    } else {
+        epoch->previous->next = epoch->next;
+        epoch->next->previous = epoch->previous;
+        if (pool->turn == epoch)
+            pool->turn = epoch->next;
+    }
+    epoch->next = epoch->previous = NULL;
+}
+
+/* ---- claiming ---- */
+
+static void unstarted_append(dlrs_epoch *epoch, dlrs_slot *slot)
+{
+    dlrs_slot **link = &epoch->first_unstarted;
+    while (*link != NULL)
+        link = &(*link)->next_unstarted;
+    slot->next_unstarted = NULL;
+    *link = slot;
+}
+
+static void unstarted_remove(dlrs_epoch *epoch, const dlrs_slot *slot)
+{
+    for (dlrs_slot **link = &epoch->first_unstarted; *link != NULL; link = &(*link)->next_unstarted) {
+        if (*link == slot) {
+            *link = slot->next_unstarted;
+            return;
+        }
+    }
+}
+
+/* The oldest batch in progress that may start one more item now, or NULL. */
+static dlrs_slot *startable_locked(const dlrs_epoch *epoch)
+{
+    for (dlrs_slot *slot = epoch->first_unstarted; slot != NULL; slot = slot->next_unstarted) {
+        if (dlrs_slot_can_start(slot, epoch->items_in_parallel))
+            return slot;
+    }
+    return NULL;
+}
+
+static bool can_open_locked(const dlrs_epoch *epoch)
+{
+    return epoch->in_progress < epoch->batches_in_parallel && epoch->ring.claimed < epoch->batches_offered
+           && dlrs_ring_has_room(&epoch->ring);
+}
+
+static void head_changed_locked(dlrs_epoch *epoch)
+{
+    bool ready = dlrs_ring_head_ready(&epoch->ring);
+    atomic_store_explicit(&epoch->head_is_ready, ready, memory_order_release);
+    if (ready && epoch->consumer_waits)
+        pthread_cond_signal(&epoch->head_ready);
+}
+
+/* Open the next batch, or NULL if there is none to open. Batches that are lost on the way are left in their places. */
+static dlrs_slot *open_batch_locked(dlrs_epoch *epoch)
+{
+    bool singly = epoch->items_in_parallel > 1;
+    while (can_open_locked(epoch)) {
+        uint64_t first_item = epoch->ring.claimed * epoch->batch_size;
+        uint64_t left = epoch->items_offered - first_item;
+        uint64_t num_items = left < epoch->batch_size ? left : epoch->batch_size;
+        dlrs_slot *slot = dlrs_ring_claim(&epoch->ring, num_items, singly);
+        if (slot == NULL)
+            return NULL;
+        if (slot->state == DLRS_SLOT_LOST) {
+            head_changed_locked(epoch);
+            continue;
+        }
+        epoch->in_progress++;
+        if (singly)
+            unstarted_append(epoch, slot);
+        return slot;
+    }
+    return NULL;
+}
+
+static bool claim_of_epoch_locked(dlrs_epoch *epoch, dlrs_run *run)
+{
+    bool singly = epoch->items_in_parallel > 1;
+    dlrs_slot *slot = startable_locked(epoch);
+    if (slot == NULL)
+        slot = open_batch_locked(epoch);
+    if (slot == NULL)
+        return false;
+    run->epoch = epoch;
+    run->user = epoch->user;
+    run->slot = slot;
+    run->batch = slot->batch;
+    run->position = slot->started;
+    run->num_items = singly ? 1 : slot->num_items;
+    run->batch_items = slot->num_items;
+    run->singly = singly;
+    slot->started += run->num_items;
+    if (singly && slot->started == slot->num_items)
+        unstarted_remove(epoch, slot);
+    epoch->holds++;
+    return true;
+}
+
+static bool claimable_locked(const dlrs_pool *pool)
+{
+    const dlrs_epoch *epoch = pool->turn;
+    if (epoch == NULL || atomic_load_explicit(&pool->stopping, memory_order_relaxed))
+        return false;
+    do {
+        if (can_open_locked(epoch) || startable_locked(epoch) != NULL)
+            return true;
+        epoch = epoch->next;
+    } while (epoch != pool->turn);
+    return false;
+}
+
+static void wake_worker_locked(dlrs_pool *pool)
+{
+    if (pool->parked > pool->waking && claimable_locked(pool)) {
+        pool->waking++;
+        pthread_cond_signal(&pool->work_ready);
+    }
+}
+
+static bool claim_locked(dlrs_pool *pool, dlrs_run *run)
+{
+    dlrs_epoch *first = pool->turn, *epoch = first;
+    if (epoch == NULL || atomic_load_explicit(&pool->stopping, memory_order_relaxed))
+        return false;
+    do {
+        if (claim_of_epoch_locked(epoch, run)) {
+            pool->turn = epoch->next;
+            wake_worker_locked(pool);
+            return true;
+        }
+        epoch = epoch->next;
+    } while (epoch != first);
+    return false;
+}
+
+/* ---- the worker ---- */
+
+static bool worker_wait(dlrs_worker *worker, dlrs_run *run)
+{
+    dlrs_pool *pool = worker->pool;
+    bool claimed;
+    pthread_mutex_lock(&pool->lock);
+    while (!(claimed = claim_locked(pool, run)) && !atomic_load_explicit(&pool->stopping, memory_order_relaxed)) {
+        pool->parked++;
+        pthread_cond_wait(&pool->work_ready, &pool->lock);
+        pool->parked--;
+        if (pool->waking > 0)
+            pool->waking--;
+    }
+    pthread_mutex_unlock(&pool->lock);
+    return claimed;
+}
+
+static void stop_locked(dlrs_pool *pool)
+{
+    atomic_store(&pool->stopping, true);
+    pthread_cond_broadcast(&pool->work_ready);
+    dlrs_epoch *epoch = pool->turn;
+    if (epoch == NULL)
+        return;
+    do {
+        pthread_cond_signal(&epoch->head_ready);
+        epoch = epoch->next;
+    } while (epoch != pool->turn);
+}
+
+static void pool_free(dlrs_pool *pool)
+{
+    assert(pool->turn == NULL);
+    pthread_cond_destroy(&pool->work_ready);
+    pthread_mutex_destroy(&pool->lock);
+    free(pool);
+}
+
+static void drop_reference(dlrs_pool *pool, bool is_worker)
+{
+    pthread_mutex_lock(&process.lock);
+    if (is_worker) {
+        process.live--;
+        if (--pool->live == 0) {
+            if (pool->previous != NULL)
+                pool->previous->next = pool->next;
+            else
+                process.pools = pool->next;
+            if (pool->next != NULL)
+                pool->next->previous = pool->previous;
+        }
+        pthread_cond_broadcast(&process.worker_left);
+    }
+    bool last = --pool->references == 0;
+    pthread_mutex_unlock(&process.lock);
+    if (last)
+        pool_free(pool);
+}
+
+static void *worker_main(void *argument)
+{
+    dlrs_worker *worker = argument;
+    dlrs_pool *pool = worker->pool;
+    sigset_t parked_signals;
+    dlrs_run run;
+
+    /* The thread was born with all signals blocked. They are let in while it works, because child processes that
+     * the work starts inherit the mask; while it is parked they go to threads that can handle them. */
+    pthread_sigmask(SIG_SETMASK, NULL, &parked_signals);
+    dlrs_name_thread(worker->name);
+
+    void *thread_context = pool->hooks.enter(pool->hooks.context, worker);
+    if (thread_context == NULL) {
+        atomic_store(&pool->failed, true);
+        dlrs_pool_stop(pool);
+    } else {
+        while (worker_wait(worker, &run)) {
+            pthread_sigmask(SIG_SETMASK, &worker->work_signals, NULL);
+            pool->hooks.work(thread_context, worker, &run);
+            if (is_from_parent(pool))
+                return NULL;
+            pthread_sigmask(SIG_SETMASK, &parked_signals, NULL);
+        }
+        pthread_sigmask(SIG_SETMASK, &worker->work_signals, NULL);
+        pool->hooks.leave(thread_context, worker);
+        if (is_from_parent(pool))
+            return NULL;
+    }
+    drop_reference(pool, true);
+    return NULL;
+}
+
+unsigned dlrs_worker_index(const dlrs_worker *worker)
+{
+    return worker->index;
+}
+
+const char *dlrs_worker_name(const dlrs_worker *worker)
+{
+    return worker->name;
+}
+
+bool dlrs_worker_finish_item(const dlrs_run *run, void *result, bool failed)
+{
+    dlrs_epoch *epoch = run->epoch;
+    dlrs_pool *pool = epoch->pool;
+    assert(run->singly && result != NULL);
+    if (is_from_parent(pool))
+        return false;
+    pthread_mutex_lock(&pool->lock);
+    if (failed)
+        unstarted_remove(epoch, run->slot);
+    bool last = dlrs_slot_finish(run->slot, run->position, result, failed);
+    pthread_mutex_unlock(&pool->lock);
+    return last;
+}
+
+bool dlrs_run_is_wanted(const dlrs_run *run)
+{
+    dlrs_pool *pool = run->epoch->pool;
+    if (is_from_parent(pool))
+        return false;
+    pthread_mutex_lock(&pool->lock);
+    bool wanted = !run->epoch->cancelled;
+    pthread_mutex_unlock(&pool->lock);
+    return wanted;
+}
+
+bool dlrs_worker_next(dlrs_worker *worker, dlrs_run *run, void *outcome, void **unwanted, dlrs_epoch **orphan)
+{
+    dlrs_pool *pool = worker->pool;
+    dlrs_epoch *left = run->epoch;
+    *unwanted = NULL;
+    *orphan = NULL;
+    if (is_from_parent(pool))
+        return false;
+    pthread_mutex_lock(&pool->lock);
+    if (outcome != NULL) {
+        left->in_progress--;
+        run->slot->state = DLRS_SLOT_DONE;
+        if (left->cancelled) {
+            run->slot->outcome = NULL;
+            *unwanted = outcome;
+        } else {
+            run->slot->outcome = outcome;
+            if (run->batch == left->ring.taken)
+                head_changed_locked(left);
+        }
+    }
+    bool claimed = claim_locked(pool, run);
+    if (--left->holds == 0)
+        *orphan = left;
+    pthread_mutex_unlock(&pool->lock);
+    return claimed;
+}
+
+/* ---- the owner ---- */
+
+/* Make the calling process ready for its first pool, and put the pool on its list. */
+static dlrs_status register_pool(dlrs_pool *pool)
+{
+    pthread_once(&fork_handler_once, install_fork_handler);
+    if (fork_handler_error != 0)
+        return DLRS_NO_MEMORY;
+    dlrs_status status = DLRS_OK;
+    pthread_mutex_lock(&process.lock);
+    if (!process.prepared)
+        process.prepared = dlrs_cond_init(&process.worker_left) == 0;
+    if (process.exiting)
+        status = DLRS_STOPPED;
+    else if (!process.prepared)
+        status = DLRS_NO_MEMORY;
+    else
+        pool->id = ++process.ids;
+    pthread_mutex_unlock(&process.lock);
+    pool->generation = dlrs_process_generation();
+    return status;
+}
+
+static void count_worker(dlrs_pool *pool)
+{
+    pthread_mutex_lock(&process.lock);
+    process.live++;
+    pool->references++;
+    if (pool->live++ == 0) {
+        pool->previous = NULL;
+        pool->next = process.pools;
+        if (pool->next != NULL)
+            pool->next->previous = pool;
+        process.pools = pool;
+    }
+    /* A process that began to exit meanwhile stopped the pools that were on its list then. */
+    bool exiting = process.exiting;
+    pthread_mutex_unlock(&process.lock);
+    if (exiting)
+        dlrs_pool_stop(pool);
+}
+
+/* Start all threads, or return the error of the first that could not be started. */
+static int start_threads(dlrs_pool *pool, size_t stack_size)
+{
+    pthread_attr_t attributes;
+    sigset_t all, before;
+    int error = pthread_attr_init(&attributes);
+    if (error != 0)
+        return error;
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    error = pthread_attr_setstacksize(&attributes, (stack_size + page - 1) / page * page);
+    if (error != 0)
+        goto done;
+
+    sigfillset(&all);
+    sigdelset(&all, SIGSEGV);
+    sigdelset(&all, SIGBUS);
+    sigdelset(&all, SIGFPE);
+    sigdelset(&all, SIGILL);
+    sigdelset(&all, SIGTRAP);
+    sigdelset(&all, SIGPROF);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    for (unsigned i = 0; i < pool->num_threads && error == 0; i++) {
+        dlrs_worker *worker = &pool->workers[i];
+        pthread_t thread;
+        worker->pool = pool;
+        worker->index = i;
+        worker->work_signals = before;
+        snprintf(worker->name, sizeof worker->name, "dlrs-%llu-%u", (unsigned long long)pool->id, i);
+        count_worker(pool);
+        error = pthread_create(&thread, &attributes, worker_main, worker);
+        if (error != 0)
+            drop_reference(pool, true);
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+done:
+    pthread_attr_destroy(&attributes);
+    return error;
+}
+
+dlrs_status dlrs_pool_new(const dlrs_pool_options *options, dlrs_pool **made, int *os_error)
+{
+    assert(options->num_threads > 0);
+    dlrs_status status = DLRS_NO_MEMORY;
+    dlrs_pool *pool = calloc(1, sizeof *pool + options->num_threads * sizeof pool->workers[0]);
+    if (pool == NULL)
+        return status;
+    if (pthread_mutex_init(&pool->lock, NULL) != 0)
+        goto no_lock;
+    if (dlrs_cond_init(&pool->work_ready) != 0)
+        goto no_condition;
+    status = register_pool(pool);
+    if (status != DLRS_OK)
+        goto not_registered;
+    pool->hooks = options->hooks;
+    pool->num_threads = options->num_threads;
+    pool->spin_ns = dlrs_usable_processors() > options->num_threads ? SPIN_NS : 0;
+    pool->references = 1;
+
+    int error = start_threads(pool, options->stack_size);
+    if (error != 0) {
+        dlrs_pool_stop(pool);
+        dlrs_pool_wait(pool, UINT64_MAX);
+        drop_reference(pool, false);
+        *os_error = error;
+        return DLRS_NO_THREAD;
+    }
+    *made = pool;
+    return DLRS_OK;
+
+not_registered:
+    pthread_cond_destroy(&pool->work_ready);
+no_condition:
+    pthread_mutex_destroy(&pool->lock);
+no_lock:
+    free(pool);
+    return status;
+}
+
+uint64_t dlrs_pool_id(const dlrs_pool *pool)
+{
+    return pool->id;
+}
+
+bool dlrs_pool_is_usable(dlrs_pool *pool)
+{
+    return !is_from_parent(pool) && !atomic_load(&pool->stopping);
+}
+
+void dlrs_pool_stop(dlrs_pool *pool)
+{
+    if (is_from_parent(pool))
+        return;
+    pthread_mutex_lock(&pool->lock);
+    stop_locked(pool);
+    pthread_mutex_unlock(&pool->lock);
+}
+
+/* The moment `timeout_ns` from now; never wraps. */
+static uint64_t deadline_after(uint64_t timeout_ns)
+{
+    uint64_t now = dlrs_now_ns();
+    uint64_t forever = (uint64_t)INT_MAX * DLRS_NS_PER_S; /* fits a 32-bit time_t */
+    return timeout_ns < forever - now ? now + timeout_ns : forever;
+}
+
+bool dlrs_pool_wait(dlrs_pool *pool, uint64_t timeout_ns)
+{
+    if (is_from_parent(pool))
+        return true;
+    uint64_t deadline = deadline_after(timeout_ns);
+    pthread_mutex_lock(&process.lock);
+    while (pool->live > 0 && dlrs_now_ns() < deadline)
+        dlrs_cond_wait_until(&process.worker_left, &process.lock, deadline);
+    bool none_left = pool->live == 0;
+    pthread_mutex_unlock(&process.lock);
+    return none_left;
+}
+
+void dlrs_pool_release(dlrs_pool *pool)
+{
+    if (is_from_parent(pool))
+        return;
+    dlrs_pool_stop(pool);
+    drop_reference(pool, false);
+}
+
+/* ---- the consumer ---- */
+
+dlrs_status dlrs_epoch_new(dlrs_pool *pool, const dlrs_epoch_options *options, void *user, dlrs_epoch **made)
+{
+    assert(options->batch_size > 0 && options->batches_in_parallel > 0 && options->items_in_parallel > 0);
+    if (is_from_parent(pool))
+        return DLRS_FORKED;
+    dlrs_epoch *epoch = calloc(1, sizeof *epoch);
+    if (epoch == NULL)
+        return DLRS_NO_MEMORY;
+    if (!dlrs_ring_init(&epoch->ring, options->capacity))
+        goto no_ring;
+    if (dlrs_cond_init(&epoch->head_ready) != 0)
+        goto no_condition;
+    epoch->pool = pool;
+    epoch->user = user;
+    epoch->batch_size = options->batch_size;
+    epoch->batches_in_parallel = options->batches_in_parallel;
+    epoch->items_in_parallel = options->items_in_parallel;
+    epoch->spin_ns = pool->spin_ns;
+    epoch->holds = 1;
+    pthread_mutex_lock(&pool->lock);
+    circle_add_locked(pool, epoch);
+    pthread_mutex_unlock(&pool->lock);
+    *made = epoch;
+    return DLRS_OK;
+
+no_condition:
+    dlrs_ring_free(&epoch->ring);
+no_ring:
+    free(epoch);
+    return DLRS_NO_MEMORY;
+}
+
+void dlrs_epoch_offer(dlrs_epoch *epoch, uint64_t num_items, bool last)
+{
+    dlrs_pool *pool = epoch->pool;
+    if (is_from_parent(pool))
+        return;
+    pthread_mutex_lock(&pool->lock);
+    epoch->items_offered += num_items;
+    epoch->batches_offered = epoch->items_offered / epoch->batch_size;
+    if (last && epoch->items_offered % epoch->batch_size != 0)
+        epoch->batches_offered++;
+    wake_worker_locked(pool);
+    pthread_mutex_unlock(&pool->lock);
+}
+
+/* What keeps a pool from going on, or DLRS_OK. */
+static dlrs_status pool_status(dlrs_pool *pool)
+{
+    if (!atomic_load_explicit(&pool->stopping, memory_order_acquire))
+        return DLRS_OK;
+    return atomic_load(&pool->failed) ? DLRS_NO_WORKER : DLRS_STOPPED;
+}
+
+dlrs_status dlrs_epoch_take(dlrs_epoch *epoch, void **outcome)
+{
+    dlrs_pool *pool = epoch->pool;
+    if (is_from_parent(pool))
+        return DLRS_FORKED;
+    dlrs_status status = pool_status(pool);
+    if (status != DLRS_OK)
+        return status;
+    if (!atomic_load_explicit(&epoch->head_is_ready, memory_order_acquire))
+        return DLRS_NOT_READY;
+    pthread_mutex_lock(&pool->lock);
+    const dlrs_slot *head = dlrs_ring_head(&epoch->ring);
+    if (head->state == DLRS_SLOT_LOST)
+        status = DLRS_LOST;
+    else
+        *outcome = head->outcome;
+    dlrs_ring_release_head(&epoch->ring);
+    head_changed_locked(epoch);
+    wake_worker_locked(pool);
+    pthread_mutex_unlock(&pool->lock);
+    return status;
+}
+
+/* Look for the head for a few microseconds, which is cheaper than being woken if it comes by then. */
+static bool spin_for_head(dlrs_epoch *epoch)
+{
+    uint64_t budget = epoch->spin_ns;
+    if (budget == 0)
+        return false;
+    uint64_t deadline = dlrs_now_ns() + budget;
+    do {
+        for (int i = 0; i < 32; i++) {
+            if (atomic_load_explicit(&epoch->head_is_ready, memory_order_acquire)) {
+                epoch->spin_ns = budget * 2 < SPIN_NS ? budget * 2 : SPIN_NS;
+                return true;
+            }
+            dlrs_relax();
+        }
+    } while (dlrs_now_ns() < deadline);
+    epoch->spin_ns = budget / 2 > SPIN_FLOOR_NS ? budget / 2 : SPIN_FLOOR_NS;
+    return false;
+}
+
+dlrs_status dlrs_epoch_wait(dlrs_epoch *epoch, uint64_t timeout_ns)
+{
+    dlrs_pool *pool = epoch->pool;
+    if (is_from_parent(pool))
+        return DLRS_FORKED;
+    if (spin_for_head(epoch))
+        return pool_status(pool);
+    uint64_t deadline = deadline_after(timeout_ns);
+    dlrs_status status;
+    bool ready;
+    pthread_mutex_lock(&pool->lock);
+    for (;;) {
+        ready = atomic_load_explicit(&epoch->head_is_ready, memory_order_relaxed);
+        status = pool_status(pool);
+        if (ready || status != DLRS_OK || dlrs_now_ns() >= deadline)
+            break;
+        epoch->consumer_waits = true;
+        dlrs_cond_wait_until(&epoch->head_ready, &pool->lock, deadline);
+        epoch->consumer_waits = false;
+    }
+    pthread_mutex_unlock(&pool->lock);
+    if (status == DLRS_OK && !ready)
+        status = DLRS_NOT_READY;
+    return status;
+}
+
+void dlrs_epoch_cancel(dlrs_epoch *epoch)
+{
+    dlrs_pool *pool = epoch->pool;
+    if (is_from_parent(pool))
+        return;
+    pthread_mutex_lock(&pool->lock);
+    if (!epoch->cancelled) {
+        epoch->cancelled = true;
+        circle_remove_locked(pool, epoch);
+        epoch->first_unstarted = NULL;
+        for (uint64_t n = epoch->ring.taken; n < epoch->ring.claimed; n++)
+            epoch->ring.slots[n % epoch->ring.size]->closed = true;
+    }
+    pthread_mutex_unlock(&pool->lock);
+}
+
+void *dlrs_epoch_reclaim(dlrs_epoch *epoch)
+{
+    dlrs_pool *pool = epoch->pool;
+    if (is_from_parent(pool))
+        return NULL;
+    pthread_mutex_lock(&pool->lock);
+    assert(epoch->cancelled);
+    void *found = dlrs_ring_reclaim(&epoch->ring, &epoch->reclaim_cursor);
+    pthread_mutex_unlock(&pool->lock);
+    return found;
+}
+
+bool dlrs_epoch_leave(dlrs_epoch *epoch)
+{
+    dlrs_pool *pool = epoch->pool;
+    if (is_from_parent(pool))
+        return false;
+    pthread_mutex_lock(&pool->lock);
+    assert(epoch->cancelled);
+    bool nobody = --epoch->holds == 0;
+    pthread_mutex_unlock(&pool->lock);
+    return nobody;
+}
+
+void dlrs_epoch_free(dlrs_epoch *epoch)
+{
+    pthread_cond_destroy(&epoch->head_ready);
+    dlrs_ring_free(&epoch->ring);
+    free(epoch);
+}
+
+/* ---- the process ---- */
+
+void dlrs_process_stop(void)
+{
+    pthread_mutex_lock(&process.lock);
+    process.exiting = true;
+    for (dlrs_pool *pool = process.pools; pool != NULL; pool = pool->next)
+        dlrs_pool_stop(pool);
+    pthread_mutex_unlock(&process.lock);
+}
+
+bool dlrs_process_wait(uint64_t timeout_ns)
+{
+    uint64_t deadline = deadline_after(timeout_ns);
+    pthread_mutex_lock(&process.lock);
+    while (process.live > 0 && dlrs_now_ns() < deadline)
+        dlrs_cond_wait_until(&process.worker_left, &process.lock, deadline);
+    bool none_left = process.live == 0;
+    pthread_mutex_unlock(&process.lock);
+    return none_left;
+}

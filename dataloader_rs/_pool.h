@@ -1,0 +1,170 @@
+/* Contract of the worker pool: C threads that claim items of batches, in order, and leave what each batch came to
+ * in the reorder buffer of its epoch. Nothing here knows Python; whoever makes a pool says what work is.
+ *
+ * Three parties call in:
+ *   - the owner makes a pool, stops it, and gives it up;
+ *   - a consumer makes an epoch on a pool, offers it items, takes its batches in order, and cancels it. One thread
+ *     at a time for one epoch;
+ *   - a worker, from inside the `work` hook, finishes runs and asks for the next one.
+ *
+ * Rules that hold everywhere:
+ *   - No hook is called, and nothing a result points to is touched, while a lock of this file is held.
+ *   - A call waits only where its name says so (`wait`); the others hold a lock for a bounded number of steps.
+ *   - Nothing ever joins a thread. The memory of a pool is counted, by its owner and by its workers, and the last
+ *     one out frees it; so giving a pool up never waits, and may be done on a worker.
+ *   - After fork() the pools of the parent must not be used in the child: their threads are not there. Every call
+ *     below finds that out first and says DLRS_FORKED (or does nothing) without touching a lock. The memory of such
+ *     a pool stays where it is. */
+#ifndef DLRS_POOL_H
+#define DLRS_POOL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "_reorder.h"
+
+typedef struct dlrs_pool dlrs_pool;
+typedef struct dlrs_epoch dlrs_epoch;
+typedef struct dlrs_worker dlrs_worker;
+
+typedef enum dlrs_status {
+    DLRS_OK = 0,
+    DLRS_NOT_READY, /* the batch is not there yet */
+    DLRS_LOST,      /* the batch is lost: there was no memory for the results of its items; it counts as taken */
+    DLRS_STOPPED,   /* the pool was stopped, or the process is exiting */
+    DLRS_NO_WORKER, /* a worker could not start its work (the `enter` hook failed) */
+    DLRS_FORKED,    /* the pool belongs to the parent of this process */
+    DLRS_NO_MEMORY,
+    DLRS_NO_THREAD, /* the system would not start another thread */
+} dlrs_status;
+
+/* A piece of work: consecutive items of one batch. All of the batch, or one item of it where several items of a
+ * batch are fetched at once. */
+typedef struct dlrs_run {
+    dlrs_epoch *epoch;
+    void *user;          /* what the epoch was made with */
+    dlrs_slot *slot;     /* for dlrs_worker_* calls; its results are the last worker's, see there */
+    uint64_t batch;      /* number of the batch in its epoch, from 0 */
+    uint64_t position;   /* of the run's first item in the batch */
+    uint64_t num_items;  /* of the run, at least 1 */
+    uint64_t batch_items; /* of the batch */
+    bool singly;         /* the run is one item of the batch, and other workers may have others */
+} dlrs_run;
+
+typedef struct dlrs_hooks {
+    /* On a new thread, before any work. What it returns is handed to the other two; NULL means that this worker
+     * cannot work, which fails the whole pool. */
+    void *(*enter)(void *context, dlrs_worker *worker);
+    /* Do `run`, and go on with further runs for as long as dlrs_worker_next gives one. */
+    void (*work)(void *thread_context, dlrs_worker *worker, const dlrs_run *run);
+    /* On the thread, after all work, exactly once if `enter` succeeded. */
+    void (*leave)(void *thread_context, dlrs_worker *worker);
+    void *context;
+} dlrs_hooks;
+
+typedef struct dlrs_pool_options {
+    dlrs_hooks hooks;
+    unsigned num_threads; /* at least 1 */
+    size_t stack_size;    /* of a worker, in bytes */
+} dlrs_pool_options;
+
+typedef struct dlrs_epoch_options {
+    uint64_t batch_size;        /* items of a batch, at least 1; the last batch may be smaller */
+    uint64_t capacity;          /* most batches in progress or waiting, at least 1 */
+    uint64_t batches_in_parallel; /* most batches in progress, at least 1 */
+    uint64_t items_in_parallel; /* most items of one batch under way, at least 1; 1 makes a run a whole batch */
+} dlrs_epoch_options;
+
+/* ---- the owner ---- */
+
+/* Make a pool and start its threads. On failure nothing is left running, *pool is untouched, and *os_error holds
+ * the system's error number for DLRS_NO_THREAD. Waits for threads to end on failure only. */
+dlrs_status dlrs_pool_new(const dlrs_pool_options *options, dlrs_pool **pool, int *os_error);
+
+/* Number of the pool, unique in the process and never 0. */
+uint64_t dlrs_pool_id(const dlrs_pool *pool);
+
+/* Can epochs be made on it: not stopped, not failed, and not the parent's? */
+bool dlrs_pool_is_usable(dlrs_pool *pool);
+
+/* Let each worker end after the run it is in; consumers that wait are woken. May be called twice, from anywhere. */
+void dlrs_pool_stop(dlrs_pool *pool);
+
+/* Wait until all workers of a stopped pool have ended, or for `timeout_ns`. True if they have. */
+bool dlrs_pool_wait(dlrs_pool *pool, uint64_t timeout_ns);
+
+/* Stop the pool and give up the owner's share of it. */
+void dlrs_pool_release(dlrs_pool *pool);
+
+/* ---- the consumer ---- */
+
+/* Make an epoch without items. `user` comes back in every run. The owner must keep the pool until the consumer
+ * has left the epoch. */
+dlrs_status dlrs_epoch_new(dlrs_pool *pool, const dlrs_epoch_options *options, void *user, dlrs_epoch **epoch);
+
+/* Offer `num_items` more items. Batches are cut from the items in order; one that could still grow is held back
+ * until `last` says that no more items come. */
+void dlrs_epoch_offer(dlrs_epoch *epoch, uint64_t num_items, bool last);
+
+/* Take the next batch if it is ready: DLRS_OK and its outcome, DLRS_LOST, or DLRS_NOT_READY. A pool that stopped
+ * says DLRS_STOPPED or DLRS_NO_WORKER instead. */
+dlrs_status dlrs_epoch_take(dlrs_epoch *epoch, void **outcome);
+
+/* Wait until the next batch is ready, or for `timeout_ns`. DLRS_OK, DLRS_NOT_READY, DLRS_STOPPED or
+ * DLRS_NO_WORKER. */
+dlrs_status dlrs_epoch_wait(dlrs_epoch *epoch, uint64_t timeout_ns);
+
+/* End the epoch: no further run of it is started, and what workers still make for it comes back to them as
+ * unwanted. May be called twice. */
+void dlrs_epoch_cancel(dlrs_epoch *epoch);
+
+/* Take one thing that a cancelled epoch still holds for nobody: an outcome nobody took, or the result of an item
+ * of a batch that will not be finished. NULL when there is none left. */
+void *dlrs_epoch_reclaim(dlrs_epoch *epoch);
+
+/* Give up the consumer's hold on a cancelled epoch. True if no worker holds it either: the caller frees it. Else
+ * the last worker to leave it is told so (dlrs_worker_next), at any moment from now on. In a forked child: false,
+ * and nobody ever frees it. */
+bool dlrs_epoch_leave(dlrs_epoch *epoch);
+
+/* Free an epoch that nobody holds. */
+void dlrs_epoch_free(dlrs_epoch *epoch);
+
+/* ---- a worker, inside its `work` hook ---- */
+
+/* Number of the worker in its pool, from 0. */
+unsigned dlrs_worker_index(const dlrs_worker *worker);
+
+/* Name of the thread, "dlrs-<pool>-<worker>". The system keeps its first 15 bytes on Linux. */
+const char *dlrs_worker_name(const dlrs_worker *worker);
+
+/* Leave `result` (not NULL) as what the item of a `singly` run came to. True if it was the last item of its batch:
+ * then the caller alone owns slot->results[0 .. slot->started - 1] and slot->failed_at, has to make the outcome of
+ * the batch from them (or drop them), and to hand it to dlrs_worker_next. */
+bool dlrs_worker_finish_item(const dlrs_run *run, void *result, bool failed);
+
+/* Does anybody still want the batch of this run? If not, its outcome need not be made. */
+bool dlrs_run_is_wanted(const dlrs_run *run);
+
+/* Publish the outcome of the batch of `*run` (or nothing, if `outcome` is NULL: another worker finishes it), leave
+ * it, and claim another run into `*run` if there is one, without waiting for it. True if there is.
+ *
+ * `*unwanted`: the outcome, if nobody wants it any more; the caller releases it. `*orphan`: the epoch that was left,
+ * if nobody else holds it; the caller frees it. NULL otherwise, both. After true the epoch of the new run is held
+ * until the next call, also if it is the same. */
+bool dlrs_worker_next(dlrs_worker *worker, dlrs_run *run, void *outcome, void **unwanted, dlrs_epoch **orphan);
+
+/* ---- the process ---- */
+
+/* Stop all pools and let no more be made, because the process is about to exit. */
+void dlrs_process_stop(void);
+
+/* Wait until no worker is left in the process, or for `timeout_ns`. True if none is left. Workers that are still
+ * there may be abandoned: nothing of theirs is ever freed under them. */
+bool dlrs_process_wait(uint64_t timeout_ns);
+
+/* Counts the forks that led to this process. An object made under another count is the parent's. */
+uint64_t dlrs_process_generation(void);
+
+#endif
