@@ -1,0 +1,25 @@
+"""A DataLoader whose workers are C threads.
+
+The files, in the order of the data: ``dataset.py`` (what a dataset answers), ``sampler.py`` (the order of the
+indices), ``loader.py`` (arguments and epochs), ``fetch.py`` (how items are asked for), ``_core.pyx`` (the bridge to the
+C pool, and the iterator), ``errors.py`` (how an exception of user code comes out).
+"""
+
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as _version
+
+from dataloader_rs._core import PyDataloaderIter
+from dataloader_rs.dataset import PyDataset, PyDatasetBase
+from dataloader_rs.loader import PyDataloader
+
+__all__ = ["PyDataloader", "PyDataloaderIter", "PyDataset", "PyDatasetBase"]
+
+
+def __getattr__(name: str) -> str:
+    # Reading the metadata takes milliseconds, which an import should not.
+    if name == "__version__":
+        try:
+            return _version("dataloader-rs")
+        except PackageNotFoundError:
+            return "unknown"
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,128 @@
+/* What the bridge needs in C because Cython has no word for it: attaching a worker to the interpreter by hand, raising
+ * an exception object as it is, atomic fields, and which epoch the calling thread works for. */
+#ifndef DLRS_BRIDGE_H
+#define DLRS_BRIDGE_H
+
+#include <Python.h>
+
+#include "_pool.h"
+
+/* ---- thread states ----
+ *
+ * NOTE [ thread states ] A worker has one PyThreadState for its whole life, made on the worker itself, and reattaches
+ * it for each stretch of work. The usual PyGILState_Ensure would make and destroy a state each time, which costs a
+ * hundred times as much and empties threading.local. The state is attached exactly while Python code of the worker
+ * runs; a parked worker is detached, so that it never holds up the GIL, a stop-the-world pause or the exit.
+ *
+ * Once the interpreter is being finalized, attaching ends the thread (CPython before 3.13.8) or never returns (later
+ * ones). Either is fine at each place below, because no lock is held there and nobody waits for the worker any more. */
+typedef struct dlrs_python {
+    PyInterpreterState *interpreter;
+    /* Called attached. */
+    void (*start)(dlrs_worker *worker);
+    void (*work)(dlrs_worker *worker, const dlrs_run *run);
+    void (*end)(dlrs_worker *worker);
+} dlrs_python;
+
+typedef struct dlrs_python_thread {
+    const dlrs_python *python;
+    PyThreadState *state;
+} dlrs_python_thread;
+
+static void *dlrs_enter_python(void *context, dlrs_worker *worker)
+{
+    dlrs_python_thread *thread = PyMem_RawMalloc(sizeof *thread);
+    if (thread == NULL)
+        return NULL;
+    thread->python = context;
+    thread->state = PyThreadState_New(thread->python->interpreter);
+    if (thread->state == NULL) {
+        PyMem_RawFree(thread);
+        return NULL;
+    }
+    PyEval_RestoreThread(thread->state);
+    thread->python->start(worker);
+    PyEval_SaveThread();
+    return thread;
+}
+
+static void dlrs_work_in_python(void *context, dlrs_worker *worker, const dlrs_run *run)
+{
+    dlrs_python_thread *thread = context;
+    PyEval_RestoreThread(thread->state);
+    thread->python->work(worker, run);
+    PyEval_SaveThread();
+}
+
+static void dlrs_leave_python(void *context, dlrs_worker *worker)
+{
+    dlrs_python_thread *thread = context;
+    PyEval_RestoreThread(thread->state);
+    thread->python->end(worker);
+    /* Drops what the thread has in threading.local, here, where it was made. */
+    PyThreadState_Clear(thread->state);
+    PyThreadState_DeleteCurrent();
+    PyMem_RawFree(thread);
+}
+
+static inline dlrs_hooks dlrs_python_hooks(dlrs_python *python)
+{
+    return (dlrs_hooks){
+        .enter = dlrs_enter_python, .work = dlrs_work_in_python, .leave = dlrs_leave_python, .context = python};
+}
+
+/* ---- the epoch the calling thread works for ----
+ *
+ * Borrowed: set and cleared around the work, by whoever holds the epoch meanwhile. */
+static _Thread_local PyObject *dlrs_current_epoch;
+
+static inline PyObject *dlrs_get_current_epoch(void)
+{
+    return dlrs_current_epoch;
+}
+
+static inline void dlrs_set_current_epoch(PyObject *epoch)
+{
+    dlrs_current_epoch = epoch;
+}
+
+/* ---- exceptions ---- */
+
+/* Raise `error` itself: its traceback is kept, and its context is not touched. Always -1. */
+static inline int dlrs_raise(PyObject *error)
+{
+    Py_INCREF(error);
+#if PY_VERSION_HEX >= 0x030C0000
+    PyErr_SetRaisedException(error);
+#else
+    PyObject *type = (PyObject *)Py_TYPE(error);
+    Py_INCREF(type);
+    PyErr_Restore(type, error, PyException_GetTraceback(error));
+#endif
+    return -1;
+}
+
+/* ---- fields that several threads use ---- */
+
+static inline uint64_t dlrs_load(const uint64_t *field)
+{
+    return __atomic_load_n(field, __ATOMIC_ACQUIRE);
+}
+
+static inline void dlrs_store(uint64_t *field, uint64_t value)
+{
+    __atomic_store_n(field, value, __ATOMIC_RELEASE);
+}
+
+static inline uint64_t dlrs_fetch_add(uint64_t *field, uint64_t value)
+{
+    return __atomic_fetch_add(field, value, __ATOMIC_ACQ_REL);
+}
+
+/* Set a flag; true if it was clear. Cleared by dlrs_store(flag, 0). */
+static inline int dlrs_try_set(uint64_t *flag)
+{
+    return __atomic_exchange_n(flag, 1, __ATOMIC_ACQ_REL) == 0;
+}
+
+#endif

@@ -1,0 +1,826 @@
+# cython: language_level=3, freethreading_compatible=True
+"""The bridge between the C pool and Python.
+
+Here are thread states, the references that slots of the reorder buffer hold, C status to exception, and the
+iterator. Arguments are checked in ``loader.py``; what order the indices come in is decided in ``sampler.py`` and
+``_order.c``; threads, locks and waiting are in ``_pool.c``.
+
+NOTE [ who holds what ] The loader holds a `Recipe` and a `WorkerPool`. An iterator holds its `_Epoch` and the
+`WorkerPool`. Workers know the `_Epoch` alone, by a borrowed pointer in the C epoch: it stays good because the iterator
+holds the `_Epoch`, and an iterator that goes while workers are in its epoch leaves them a reference, which the last of
+them drops. So dropping the iterator ends the epoch at once, nobody waits, and in between the garbage collector sees
+every reference there is. What workers read is set once, before they can see it, and never cleared (`no_gc_clear`):
+the collector may take a cycle apart while a worker is still in it.
+"""
+import atexit
+import sys
+from array import array
+from types import GenericAlias
+
+cimport cython
+from cpython.exc cimport PyErr_CheckSignals
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport INT64_MAX, UINT64_MAX, int64_t, uint64_t
+from libc.string cimport strerror
+
+from dataloader_rs._pool cimport *
+
+from dataloader_rs.errors import explain, interrupted
+from dataloader_rs.fetch import fetch_run
+from dataloader_rs.threads import adopt_thread, forget_thread
+
+
+cdef extern from "_bridge.h":
+    ctypedef struct PyInterpreterState:
+        pass
+
+    ctypedef struct dlrs_python:
+        PyInterpreterState *interpreter
+        void (*start)(dlrs_worker *worker) noexcept
+        void (*work)(dlrs_worker *worker, const dlrs_run *run) noexcept
+        void (*end)(dlrs_worker *worker) noexcept
+
+    dlrs_hooks dlrs_python_hooks(dlrs_python *python)
+    PyObject *dlrs_get_current_epoch()
+    void dlrs_set_current_epoch(PyObject *epoch)
+    int dlrs_raise(object error) except -1
+    uint64_t dlrs_load(const uint64_t *field)
+    void dlrs_store(uint64_t *field, uint64_t value)
+    uint64_t dlrs_fetch_add(uint64_t *field, uint64_t value)
+    bint dlrs_try_set(uint64_t *flag)
+
+cdef extern from "_freethreading.h":
+    void dlrs_defer_refcount(object obj)
+    void dlrs_disown(PyObject *batch, PyObject *array_type)
+
+cdef extern from "Python.h":
+    PyInterpreterState *PyInterpreterState_Get()
+    object PyContext_CopyCurrent()
+    object PyContext_Copy(object context)
+    int PyContext_Enter(object context) except -1
+    int PyContext_Exit(object context) except -1
+    Py_ssize_t PyObject_LengthHint(object obj, Py_ssize_t default) except -1
+
+
+# A waiting consumer looks for signals this often; so does whoever waits for workers to end.
+cdef uint64_t SIGNAL_CHECK_NS = 50_000_000
+
+# How long the end of the process waits for workers that are inside Python, in pieces of SIGNAL_CHECK_NS.
+cdef int EXIT_CHECKS = 20
+
+ORDER_VERSION = DLRS_ORDER_VERSION
+
+
+def process_generation():
+    """Number of forks that led to this process; threads made under another number are not there."""
+    return dlrs_process_generation()
+
+
+@cython.final
+cdef class Counter:
+    """Counts from 0; any thread may ask, and no two get the same number."""
+
+    cdef uint64_t count
+
+    def take(self):
+        """The next number."""
+        return dlrs_fetch_add(&self.count, 1)
+
+
+@cython.final
+cdef class ShuffledOrder:
+    """The order in which one epoch visits a dataset, as an immutable sequence.
+
+    Parameters
+    ----------
+    length : int
+        Number of items.
+    seed, epoch : int
+        0 <= value < 2**64. Same numbers, same order, on every machine and version of Python.
+
+    Notes
+    -----
+    Up to 65,536 items this is a table of 2 bytes an item; above, indices are computed one by one and nothing is
+    held. Any number of threads may read it.
+    """
+
+    cdef dlrs_order order
+
+    def __cinit__(self, uint64_t length, uint64_t seed, uint64_t epoch):
+        if length > <uint64_t>INT64_MAX:
+            raise OverflowError(f"length must be < 2**63, got {length}")
+        if not dlrs_order_init(&self.order, length, seed, epoch):
+            raise MemoryError(f"no memory for the order of {length} items")
+
+    def __dealloc__(self):
+        dlrs_order_free(&self.order)
+
+    def __reduce__(self):
+        raise TypeError("a ShuffledOrder is made anew from its length, seed and epoch, not pickled")
+
+    def __len__(self):
+        return self.order.length
+
+    def __getitem__(self, key):
+        cdef uint64_t i
+        if isinstance(key, slice):
+            return [dlrs_order_at(&self.order, i) for i in range(*key.indices(self.order.length))]
+        position = key if key >= 0 else key + len(self)
+        if not 0 <= position < len(self):
+            raise IndexError(f"position must be in 0 .. {len(self) - 1}, got {key}")
+        return dlrs_order_at(&self.order, position)
+
+    def find(self, uint64_t index):
+        """The position of `index`."""
+        if index >= self.order.length:
+            raise ValueError(f"index must be in 0 .. {len(self) - 1}, got {index}")
+        return dlrs_order_find(&self.order, index)
+
+    cdef list piece(self, uint64_t first, uint64_t count):
+        cdef uint64_t i
+        return [dlrs_order_at(&self.order, i) for i in range(first, first + count)]
+
+
+@cython.final
+@cython.no_gc_clear
+cdef class Recipe:
+    """What all epochs of one loader have in common: where samples come from, and what becomes of them.
+
+    Parameters
+    ----------
+    dataset : object
+        What is asked ``dataset[index]``.
+    fetch_many : callable or None
+        ``fetch_many(list of int) -> iterable of samples``, used for whole batches instead of single items.
+    collate_fn : callable or None
+    batch_size, num_workers, prefetch_depth, items_in_parallel : int
+        As checked by the loader; the first three are at most 2**63 - 1.
+    defer_refcount : bool
+        Whether to defer the reference counting of the three objects, see ``_freethreading.h``.
+    """
+
+    cdef object dataset
+    cdef object fetch_many
+    cdef object collate_fn
+    cdef readonly uint64_t batch_size
+    cdef uint64_t capacity
+    cdef uint64_t num_workers
+    cdef uint64_t items_in_parallel
+    cdef readonly unsigned num_threads
+
+    def __cinit__(self, dataset, fetch_many, collate_fn, uint64_t batch_size, uint64_t num_workers,
+                  uint64_t prefetch_depth, uint64_t items_in_parallel, bint defer_refcount):
+        self.dataset = dataset
+        self.fetch_many = fetch_many if items_in_parallel == 1 else None
+        self.collate_fn = collate_fn
+        self.batch_size = batch_size
+        self.num_workers = num_workers
+        self.items_in_parallel = items_in_parallel
+        # Without workers nothing is fetched ahead: there may be a pool, for the items of the caller's own batch.
+        self.capacity = num_workers + prefetch_depth if num_workers > 0 else 1
+        if num_workers > 0:
+            self.num_threads = num_workers * items_in_parallel
+        elif items_in_parallel > 1:
+            self.num_threads = items_in_parallel
+        if defer_refcount:
+            dlrs_defer_refcount(dataset)
+            dlrs_defer_refcount(fetch_many)
+            dlrs_defer_refcount(collate_fn)
+
+    def __reduce__(self):
+        raise TypeError("a Recipe is made anew, not pickled")
+
+
+# ---- outcomes ----
+
+@cython.final
+@cython.no_gc_clear
+cdef class _Failure:
+    """Stands in a slot for a batch that failed: the exception, and where it came from."""
+
+    cdef object error
+    cdef int64_t position   # of the item in its batch; -1 when the batch failed as a whole
+    cdef int64_t worker     # its number; -1 for the calling thread
+
+    @staticmethod
+    cdef _Failure of(error, int64_t position):
+        cdef _Failure failure = _Failure.__new__(_Failure)
+        failure.error = error
+        failure.position = position
+        failure.worker = -1
+        return failure
+
+
+# A worker must leave an outcome even when there is no memory to make one.
+cdef _Failure OUT_OF_MEMORY = _Failure.of(MemoryError("no memory for the outcome of a batch"), -1)
+
+
+cdef int64_t failed_position(iterator, uint64_t count) noexcept:
+    # The fetch function draws the index from `iterator` just before it asks for the item, so what is left in there
+    # says which item was asked for.
+    cdef Py_ssize_t left
+    if iterator is None:
+        return -1
+    try:
+        left = PyObject_LengthHint(iterator, 0)
+    except BaseException:
+        return -1
+    return <int64_t>count - left - 1
+
+
+cdef list checked_samples(samples, uint64_t count):
+    cdef list result = list(samples)
+    if <uint64_t>len(result) != count:
+        raise ValueError(f"__getitems__ must return one sample for each index: "
+                         f"got {len(result)} samples for {count} indices")
+    return result
+
+
+# ---- the epoch ----
+
+@cython.final
+@cython.no_gc_clear
+cdef class _Epoch:
+    """One pass over the dataset, as workers see it. All fields are set before workers can see it."""
+
+    cdef Recipe recipe
+    cdef object source              # the indices, in order, of the batches 0 .. source_batches - 1
+    cdef bint source_is_range
+    cdef bint source_is_array
+    cdef uint64_t source_batches
+    cdef dict drawn                 # number of a later batch: list of its indices; the consumer adds and removes
+    cdef object context             # what was current at iter(); the calling thread works in it itself
+    cdef list contexts              # a copy for each worker
+    cdef object array_type          # numpy.ndarray if NumPy is there, for dlrs_disown; else None
+    cdef frozenset pools            # numbers of the pools whose workers wait for this epoch, and its own
+    cdef uint64_t generation
+    cdef dlrs_epoch *epoch_ptr      # NULL when the calling thread does the work; else the iterator's, and workers'
+
+    cdef object indices(self, uint64_t batch, uint64_t position, uint64_t count):
+        """The indices of `count` items of a batch from `position` on: a range, or a fresh list."""
+        cdef uint64_t first
+        if batch >= self.source_batches:
+            return self.drawn[batch][position:position + count]
+        first = batch * self.recipe.batch_size + position
+        if self.source_is_range:
+            return range(first, first + count)
+        if self.source_is_array:
+            return self.source[first:first + count].tolist()
+        if isinstance(self.source, ShuffledOrder):
+            return (<ShuffledOrder>self.source).piece(first, count)
+        return self.source[first:first + count]
+
+    cdef object make_batch(self, uint64_t batch, uint64_t count, bint collate):
+        """Fetch a whole batch one item after the other. The batch, or a `_Failure` in its place."""
+        cdef object iterator = None
+        cdef list samples
+        try:
+            run = self.indices(batch, 0, count)
+            if self.recipe.fetch_many is not None:
+                samples = checked_samples(self.recipe.fetch_many(list(run)), count)
+            else:
+                iterator = iter(run)
+                samples = fetch_run(self.recipe.dataset, iterator)
+        except BaseException as error:
+            return _Failure.of(error, failed_position(iterator, count))
+        return self.collated(samples) if collate else samples
+
+    cdef object collated(self, list samples):
+        if self.recipe.collate_fn is None:
+            return samples
+        try:
+            return self.recipe.collate_fn(samples)
+        except BaseException as error:
+            return _Failure.of(error, -1)
+
+    cdef object make_item(self, uint64_t batch, uint64_t position):
+        """Fetch one item. The sample, or a `_Failure` in its place."""
+        try:
+            return self.recipe.dataset[self.indices(batch, position, 1)[0]]
+        except BaseException as error:
+            return _Failure.of(error, position)
+
+    cdef object gather(self, const dlrs_run *run):
+        """Make the outcome of a batch from the results of its items, all of which this thread owns now."""
+        cdef dlrs_slot *slot = run.slot
+        cdef list samples = []
+        cdef uint64_t i
+        cdef object outcome = None
+        try:
+            for i in range(slot.started):
+                samples.append(<object>slot.results[i])
+            if slot.failed_at != DLRS_NO_ITEM:
+                outcome = samples[slot.failed_at]
+        finally:
+            for i in range(slot.started):
+                Py_DECREF(<object>slot.results[i])
+        if outcome is None and dlrs_run_is_wanted(run):
+            # Without workers, collate_fn belongs to the calling thread.
+            outcome = self.collated(samples) if self.recipe.num_workers > 0 else samples
+        return outcome
+
+    cdef object run_outcome(self, dlrs_worker *worker, const dlrs_run *run):
+        """Do a run on a worker: the batch, or the sample if the run is a single item, or a `_Failure`."""
+        try:
+            if run.singly:
+                outcome = self.make_item(run.batch, run.position)
+            else:
+                outcome = self.make_batch(run.batch, run.batch_items, True)
+        except BaseException:
+            return OUT_OF_MEMORY
+        sign(outcome, worker)
+        return outcome
+
+    cdef object batch_outcome(self, dlrs_worker *worker, const dlrs_run *run):
+        """Finish a batch whose items were fetched singly: the batch, or a `_Failure`."""
+        try:
+            outcome = self.gather(run)
+        except BaseException:
+            return OUT_OF_MEMORY
+        sign(outcome, worker)
+        return outcome
+
+    cdef PyObject *work(self, dlrs_worker *worker, const dlrs_run *run) noexcept:
+        """Do a run on a worker. The one reference to the outcome of its batch, or NULL if the batch goes on."""
+        cdef PyObject *result = new_reference(self.run_outcome(worker, run))
+        dlrs_disown(result, <PyObject *>self.array_type)
+        if not run.singly:
+            return result
+        if not dlrs_worker_finish_item(run, result, type(<object>result) is _Failure):
+            return NULL
+        result = new_reference(self.batch_outcome(worker, run))
+        dlrs_disown(result, <PyObject *>self.array_type)
+        return result
+
+
+cdef void sign(outcome, dlrs_worker *worker) noexcept:
+    # Put the worker's number on a failure that has none yet.
+    if type(outcome) is _Failure and outcome is not OUT_OF_MEMORY and (<_Failure>outcome).worker < 0:
+        (<_Failure>outcome).worker = dlrs_worker_index(worker)
+
+
+cdef inline PyObject *new_reference(obj) noexcept:
+    Py_INCREF(obj)
+    return <PyObject *>obj
+
+
+# ---- the worker ----
+
+cdef void on_start(dlrs_worker *worker) noexcept:
+    adopt_thread(dlrs_worker_name(worker).decode("ascii"))
+
+
+cdef void on_end(dlrs_worker *worker) noexcept:
+    forget_thread()
+
+
+cdef void on_work(dlrs_worker *worker, const dlrs_run *first) noexcept:
+    cdef dlrs_run run = first[0]
+    while work_for_epoch(worker, &run):
+        pass
+
+
+cdef bint work_for_epoch(dlrs_worker *worker, dlrs_run *run) noexcept:
+    # Do runs for as long as they are of one epoch. Is there a run, of another?
+    cdef _Epoch epoch = <_Epoch>run.user
+    cdef object context = epoch.contexts[dlrs_worker_index(worker)]
+    cdef PyObject *outcome
+    cdef void *unwanted
+    cdef dlrs_epoch *orphan
+    cdef bint more = True
+    PyContext_Enter(context)
+    dlrs_set_current_epoch(<PyObject *>epoch)
+    while more and run.user == <void *>epoch:
+        outcome = epoch.work(worker, run)
+        more = dlrs_worker_next(worker, run, outcome, &unwanted, &orphan)
+        if unwanted != NULL:
+            Py_DECREF(<object>unwanted)
+        if orphan != NULL:
+            # The iterator is gone, and what it left to the workers is ours to drop.
+            dlrs_epoch_free(orphan)
+            Py_DECREF(epoch)
+    dlrs_set_current_epoch(NULL)
+    PyContext_Exit(context)
+    return more
+
+
+cdef dlrs_python python
+python.interpreter = PyInterpreterState_Get()
+python.start = on_start
+python.work = on_work
+python.end = on_end
+
+
+# ---- the pool ----
+
+cdef bint on_worker_of(uint64_t pool_id) except -1:
+    # Does the calling thread work, perhaps through loaders inside loaders, for a worker of that pool?
+    cdef PyObject *current = dlrs_get_current_epoch()
+    if current == NULL or (<_Epoch>current).generation != dlrs_process_generation():
+        return False
+    return pool_id in (<_Epoch>current).pools
+
+
+@cython.final
+cdef class WorkerPool:
+    """The worker threads of a loader, or, with 0 threads, only the token that says whether it was closed.
+
+    Parameters
+    ----------
+    num_threads : int
+    stack_size : int
+        Of each thread, in bytes.
+
+    Raises
+    ------
+    RuntimeError
+        If the system starts no more threads, or the interpreter is exiting.
+    MemoryError
+
+    Notes
+    -----
+    Dropping it lets the threads end after what they are at, and waits for none of them. Thread safe.
+    """
+
+    cdef dlrs_pool *pool_ptr
+    cdef uint64_t pool_id       # 0 without threads
+    cdef readonly uint64_t generation
+    cdef uint64_t closed
+
+    def __cinit__(self, unsigned num_threads, size_t stack_size):
+        cdef dlrs_pool_options options
+        cdef dlrs_status status
+        cdef int os_error = 0
+        self.generation = dlrs_process_generation()
+        if num_threads == 0:
+            return
+        options.hooks = dlrs_python_hooks(&python)
+        options.num_threads = num_threads
+        options.stack_size = stack_size
+        with nogil:
+            status = dlrs_pool_new(&options, &self.pool_ptr, &os_error)
+        if status == DLRS_NO_THREAD:
+            raise RuntimeError(f"cannot start {num_threads} worker threads (num_workers * items_in_parallel): "
+                               f"{strerror(os_error).decode('utf-8', 'replace')}")
+        if status == DLRS_NO_MEMORY:
+            raise MemoryError(f"no memory for {num_threads} worker threads")
+        if status != DLRS_OK:
+            raise RuntimeError("cannot start worker threads: the interpreter is exiting")
+        self.pool_id = dlrs_pool_id(self.pool_ptr)
+
+    def __dealloc__(self):
+        if self.pool_ptr != NULL:
+            dlrs_pool_release(self.pool_ptr)
+
+    def __reduce__(self):
+        raise TypeError("threads cannot be pickled")
+
+    @property
+    def usable(self):
+        """Whether epochs can be started on it: not closed, not failed, and not the parent process's."""
+        if self.generation != dlrs_process_generation() or dlrs_load(&self.closed):
+            return False
+        return self.pool_ptr == NULL or dlrs_pool_is_usable(self.pool_ptr)
+
+    def close(self):
+        """Let the threads end after what they are at, and wait for it. Ctrl-C ends the wait.
+
+        Raises
+        ------
+        RuntimeError
+            On one of these threads, which cannot wait for itself.
+        """
+        cdef bint ended = False
+        if on_worker_of(self.pool_id):
+            raise RuntimeError("a loader cannot be closed by its own worker")
+        dlrs_store(&self.closed, 1)
+        if self.pool_ptr == NULL:
+            return
+        dlrs_pool_stop(self.pool_ptr)
+        while not ended:
+            with nogil:
+                ended = dlrs_pool_wait(self.pool_ptr, SIGNAL_CHECK_NS)
+            PyErr_CheckSignals()
+
+
+def _stop_all_workers():
+    # Once, when the interpreter exits: workers that wait end at once, those inside Python are given a second, and
+    # the rest is abandoned, so that a stuck call does not hold up the exit. Nothing is freed under an abandoned
+    # thread; it ends, or sleeps for ever, when it next asks for the interpreter.
+    cdef bint ended = False
+    cdef int check
+    with nogil:
+        dlrs_process_stop()
+    try:
+        for check in range(EXIT_CHECKS):
+            with nogil:
+                ended = dlrs_process_wait(SIGNAL_CHECK_NS)
+            if ended:
+                return
+            PyErr_CheckSignals()
+    except KeyboardInterrupt:
+        return
+
+
+atexit.register(_stop_all_workers)
+
+
+# ---- the iterator ----
+
+@cython.auto_pickle(False)
+cdef class PyDataloaderIter:
+    """The batches of one epoch, in order. Made by ``iter(loader)``.
+
+    ``len(iterator)`` is the number of batches still to come; a batch that failed counts as delivered. After an
+    exception the next ``next()`` goes on with the following batch.
+
+    Notes
+    -----
+    *Thread safety.* One thread at a time: a ``next()`` while another thread is inside ``next()`` of the same
+    iterator is a `RuntimeError`. Dropping it never waits.
+    """
+
+    cdef _Epoch epoch
+    cdef WorkerPool pool
+    cdef object stream          # draws the batches beyond those known at iter(), or None
+    cdef object stream_error    # what the stream came to, to be raised after the batches before it
+    cdef uint64_t busy          # 1 while a thread is inside next()
+    cdef uint64_t active        # 1 from the start of the epoch until its end
+    cdef uint64_t complete      # 1 once no more batches will be drawn
+    cdef uint64_t num_items     # known so far
+    cdef uint64_t num_batches   # known so far
+    cdef uint64_t offered       # batches that the pool may work on
+    cdef uint64_t taken         # batches delivered, or failed
+    cdef object __weakref__
+
+    __class_getitem__ = classmethod(GenericAlias)
+
+    def __init__(self, *args, **kwargs):
+        raise TypeError("a PyDataloaderIter is made by iter(loader)")
+
+    def __reduce__(self):
+        raise TypeError("an iterator over batches cannot be copied or pickled")
+
+    def __iter__(self):
+        return self
+
+    def __len__(self):
+        if dlrs_load(&self.active) and not dlrs_load(&self.complete):
+            raise TypeError("the number of batches left is not known: the sampler has no length, "
+                            "and its end has not been seen")
+        return dlrs_load(&self.num_batches) - dlrs_load(&self.taken)
+
+    def __next__(self):
+        if not dlrs_try_set(&self.busy):
+            raise RuntimeError("next() is under way on this iterator, in another thread or further up in this one")
+        try:
+            return self.advance()
+        finally:
+            dlrs_store(&self.busy, 0)
+
+    def __del__(self):
+        self.finish()
+
+    cdef object advance(self):
+        cdef object outcome
+        if not self.active:
+            raise StopIteration
+        self.check_usable()
+        if not self.complete:
+            self.draw()
+        if self.taken == self.num_batches:
+            self.end()
+        if self.epoch.epoch_ptr == NULL:
+            outcome = self.make()
+        else:
+            outcome = self.take()
+        if type(outcome) is _Failure:
+            self.fail(<_Failure>outcome)
+        self.count_taken()
+        return outcome
+
+    cdef int check_usable(self) except -1:
+        if self.pool.generation != dlrs_process_generation():
+            raise RuntimeError("this iterator was started before a fork, in the parent process: "
+                               "start an epoch of your own with iter(loader)")
+        if dlrs_load(&self.pool.closed):
+            raise RuntimeError("the loader was closed while this iterator was in mid-epoch")
+        if dlrs_get_current_epoch() != NULL and on_worker_of(self.pool.pool_id):
+            raise RuntimeError("a worker cannot wait for a batch of its own loader")
+        return 0
+
+    cdef int draw(self) except -1:
+        """Draw one batch's worth of indices from a sampler that goes on beyond what iter() read."""
+        try:
+            batches = self.stream.draw()
+        except Exception as error:
+            # It belongs after the batches that were drawn before it.
+            self.stream_error = error
+            dlrs_store(&self.complete, 1)
+            return 0
+        except BaseException as error:
+            # Ctrl-C cannot wait for its turn; but the sampler may not go on after it, so the epoch must not seem to
+            # end well.
+            self.stream_error = interrupted(error)
+            dlrs_store(&self.complete, 1)
+            raise
+        for batch in batches:
+            self.epoch.drawn[self.num_batches] = batch
+            self.num_items += <uint64_t>len(batch)
+            dlrs_store(&self.num_batches, self.num_batches + 1)
+        if self.stream.ended:
+            dlrs_store(&self.complete, 1)
+        if self.epoch.recipe.num_workers > 0:
+            self.offer(self.num_batches)
+        return 0
+
+    cdef void offer(self, uint64_t end) noexcept:
+        """Let the pool work on all batches before number `end`."""
+        cdef uint64_t first = self.offered * self.epoch.recipe.batch_size
+        cdef uint64_t last = self.num_items
+        if end < self.num_batches:
+            last = end * self.epoch.recipe.batch_size
+        if end > self.offered:
+            dlrs_epoch_offer(self.epoch.epoch_ptr, last - first, end == self.num_batches)
+            self.offered = end
+
+    cdef int end(self) except -1:
+        """Raise what comes after the last batch."""
+        error, self.stream_error = self.stream_error, None
+        self.finish()
+        if error is not None:
+            dlrs_raise(error)
+        raise StopIteration
+
+    cdef void finish(self) noexcept:
+        """End the epoch: what is ready and not taken is dropped, what is under way is dropped when it is done."""
+        cdef dlrs_epoch *epoch_ptr
+        cdef void *left
+        if not self.active:
+            return
+        dlrs_store(&self.active, 0)
+        epoch_ptr = self.epoch.epoch_ptr
+        if epoch_ptr == NULL:
+            return
+        dlrs_epoch_cancel(epoch_ptr)
+        left = dlrs_epoch_reclaim(epoch_ptr)
+        while left != NULL:
+            Py_DECREF(<object>left)
+            left = dlrs_epoch_reclaim(epoch_ptr)
+        # See NOTE [ who holds what ]: the reference is there before the last worker can be told to drop it.
+        Py_INCREF(self.epoch)
+        if dlrs_epoch_leave(epoch_ptr):
+            dlrs_epoch_free(epoch_ptr)
+            Py_DECREF(self.epoch)
+
+    cdef void count_taken(self) noexcept:
+        if self.stream is not None:
+            self.epoch.drawn.pop(self.taken, None)
+        dlrs_store(&self.taken, self.taken + 1)
+
+    cdef uint64_t batch_items(self, uint64_t batch) noexcept:
+        cdef uint64_t left = self.num_items - batch * self.epoch.recipe.batch_size
+        return min(left, self.epoch.recipe.batch_size)
+
+    cdef int fail(self, _Failure failure) except -1:
+        """Raise the exception of a failed batch, with a note that tells where it comes from."""
+        cdef uint64_t batch = self.taken
+        try:
+            indices = list(self.epoch.indices(batch, 0, self.batch_items(batch)))
+        except MemoryError:
+            indices = None
+        self.count_taken()
+        return dlrs_raise(explain(failure.error, indices, failure.position, batch, failure.worker))
+
+    cdef object make(self):
+        """Make the next batch in the calling thread."""
+        PyContext_Enter(self.epoch.context)
+        try:
+            return self.epoch.make_batch(self.taken, self.batch_items(self.taken), True)
+        finally:
+            PyContext_Exit(self.epoch.context)
+
+    cdef object take(self):
+        """Wait for the outcome of the next batch, and take it out of the reorder buffer."""
+        cdef dlrs_epoch *epoch_ptr = self.epoch.epoch_ptr
+        cdef void *outcome = NULL
+        cdef dlrs_status status
+        if self.epoch.recipe.num_workers == 0:
+            return self.take_own()
+        while True:
+            status = dlrs_epoch_take(epoch_ptr, &outcome)
+            if status != DLRS_NOT_READY:
+                return self.taken_outcome(status, outcome)
+            with nogil:
+                status = dlrs_epoch_wait(epoch_ptr, SIGNAL_CHECK_NS)
+            if status == DLRS_NOT_READY:
+                PyErr_CheckSignals()
+
+    cdef object take_own(self):
+        """The same without workers: threads fetch the items, and the batch is finished in the calling thread.
+
+        What signal handlers raise meanwhile is raised when the items are there; the batch then stays for the next
+        call.
+        """
+        cdef dlrs_epoch *epoch_ptr = self.epoch.epoch_ptr
+        cdef void *outcome = NULL
+        cdef dlrs_status status = DLRS_NOT_READY
+        cdef object interrupt = None
+        self.offer(self.taken + 1)
+        while status == DLRS_NOT_READY:
+            with nogil:
+                status = dlrs_epoch_wait(epoch_ptr, SIGNAL_CHECK_NS)
+            try:
+                PyErr_CheckSignals()
+            except BaseException as error:
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
+        status = dlrs_epoch_take(epoch_ptr, &outcome)
+        samples = self.taken_outcome(status, outcome)
+        if type(samples) is _Failure:
+            return samples
+        PyContext_Enter(self.epoch.context)
+        try:
+            return self.epoch.collated(samples)
+        finally:
+            PyContext_Exit(self.epoch.context)
+
+    cdef object taken_outcome(self, dlrs_status status, void *outcome):
+        if status == DLRS_OK:
+            result = <object>outcome
+            Py_DECREF(result)
+            return result
+        if status == DLRS_LOST:
+            return _Failure.of(MemoryError("no memory for the results of a batch"), -1)
+        if status == DLRS_NO_WORKER:
+            raise MemoryError("a worker thread could not be made known to the interpreter")
+        self.check_usable()
+        raise RuntimeError("the workers have ended: the interpreter is exiting")
+
+
+def start_epoch(Recipe recipe not None, WorkerPool pool not None, source, uint64_t num_items, stream):
+    """Start an epoch and return its iterator.
+
+    Parameters
+    ----------
+    recipe : Recipe
+    pool : WorkerPool
+        With ``recipe.num_threads`` threads.
+    source : range, ShuffledOrder, array('q') or list
+        Indices of the first `num_items` items. Never changed from here on.
+    num_items : int
+        How many of them make up batches; without a stream the last batch may be short.
+    stream : object or None
+        ``stream.draw()`` returns a list of further batches (lists of indices; only the last of all may be short) and
+        sets ``stream.ended``.
+
+    Raises
+    ------
+    RuntimeError
+        On a worker of the same pool, for which the epoch would wait.
+    """
+    cdef PyDataloaderIter iterator = PyDataloaderIter.__new__(PyDataloaderIter)
+    cdef _Epoch epoch = _Epoch.__new__(_Epoch)
+    cdef PyObject *current = dlrs_get_current_epoch()
+    cdef dlrs_epoch_options options
+    cdef dlrs_status status
+    if on_worker_of(pool.pool_id):
+        raise RuntimeError("a loader cannot be iterated by its own worker, which the epoch would wait for: "
+                           "use another loader, or num_workers=0 for the inner one")
+    iterator.num_items = num_items
+    iterator.num_batches = num_items // recipe.batch_size + (num_items % recipe.batch_size != 0)
+    iterator.complete = stream is None
+    iterator.stream = stream
+    iterator.pool = pool
+    iterator.epoch = epoch
+
+    epoch.recipe = recipe
+    epoch.source = source
+    epoch.source_is_range = type(source) is range
+    epoch.source_is_array = type(source) is array
+    epoch.source_batches = UINT64_MAX if stream is None else iterator.num_batches
+    epoch.drawn = {}
+    epoch.context = PyContext_CopyCurrent()
+    epoch.contexts = [PyContext_Copy(epoch.context) for _ in range(recipe.num_threads)]
+    epoch.array_type = getattr(sys.modules.get("numpy"), "ndarray", None)
+    epoch.generation = pool.generation
+    epoch.pools = (<_Epoch>current).pools if current != NULL else frozenset()
+    if pool.pool_id != 0:
+        epoch.pools |= {pool.pool_id}
+
+    if pool.pool_ptr != NULL:
+        options.batch_size = recipe.batch_size
+        options.capacity = recipe.capacity
+        options.batches_in_parallel = recipe.num_workers if recipe.num_workers > 0 else 1
+        options.items_in_parallel = recipe.items_in_parallel
+        status = dlrs_epoch_new(pool.pool_ptr, &options, <void *>epoch, &epoch.epoch_ptr)
+        if status == DLRS_NO_MEMORY:
+            raise MemoryError("no memory for the reorder buffer of an epoch")
+        if status != DLRS_OK:
+            raise RuntimeError("the process was forked while an epoch was started")
+    iterator.active = 1
+    if recipe.num_workers > 0:
+        iterator.offer(iterator.num_batches)
+    return iterator

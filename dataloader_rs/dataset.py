@@ -1,0 +1,109 @@
+"""What a dataset must answer, and what it may assume about threads."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class PyDataset(Generic[T_co]):
+    """Base class of datasets: subclass it and implement ``__len__`` and ``__getitem__``.
+
+    A subclass may also implement ``__getitems__(indices)``, which gets a fresh ``list`` of ``int`` and returns one
+    sample for each of them, in order, as any iterable: it is then called once for each batch instead of
+    ``__getitem__`` once for each item. ``__getitems__ = None`` in a subclass turns an inherited one off. It is looked
+    up on the class, once for each loader.
+
+    Notes
+    -----
+    *Thread safety.* With ``num_workers > 0`` these methods run on several threads at once. A dataset that only reads
+    is safe; one that seeks in a shared file, fills a cache or counts needs a lock, or a `threading.local`.
+
+    Examples
+    --------
+    >>> class Squares(PyDataset[int]):
+    ...     def __len__(self):
+    ...         return 5
+    ...     def __getitem__(self, index):
+    ...         return index * index
+    >>> Squares()[4]
+    16
+    """
+
+    def __len__(self) -> int:
+        raise NotImplementedError(f"{type(self).__name__} must implement __len__")
+
+    def __getitem__(self, index: int) -> T_co:
+        raise NotImplementedError(f"{type(self).__name__} must implement __getitem__")
+
+    @staticmethod
+    def of(source: object) -> PyDataset:
+        """Adapt any object with ``__len__`` and ``__getitem__`` (and ``__getitems__``, if it has it).
+
+        Parameters
+        ----------
+        source : object
+            For example a list, an array, or a dataset of another library. It is not copied; a `PyDataset` is
+            returned as it is.
+
+        Returns
+        -------
+        PyDataset
+
+        Raises
+        ------
+        TypeError
+            If one of the two methods is missing.
+
+        Examples
+        --------
+        >>> letters = PyDataset.of(["a", "b", "c"])
+        >>> len(letters), letters[1]
+        (3, 'b')
+        """
+        if isinstance(source, PyDataset):
+            return source
+        for method in ("__len__", "__getitem__"):
+            if getattr(type(source), method, None) is None:
+                raise TypeError(f"source must have __len__ and __getitem__, "
+                                f"got {type(source).__name__} without {method}")
+        if fetch_many_of(source) is not None:
+            return _BatchedAdapter(source)
+        return _Adapter(source)
+
+
+PyDatasetBase = PyDataset
+
+
+class _Adapter(PyDataset):
+    """An object that is no PyDataset, in the clothes of one."""
+
+    def __init__(self, source: object) -> None:
+        self.source = source
+
+    def __len__(self) -> int:
+        return len(self.source)  # type: ignore[arg-type]
+
+    def __getitem__(self, index: int) -> object:
+        return self.source[index]  # type: ignore[index]
+
+    def __repr__(self) -> str:
+        return f"PyDataset.of({self.source!r})"
+
+
+class _BatchedAdapter(_Adapter):
+    def __getitems__(self, indices: list[int]) -> object:
+        return self.source.__getitems__(indices)  # type: ignore[attr-defined]
+
+
+def fetch_many_of(dataset: object):
+    """The dataset's ``__getitems__``, bound, or None if its class has none or turned it off."""
+    if getattr(type(dataset), "__getitems__", None) is None:
+        return None
+    return dataset.__getitems__  # type: ignore[attr-defined]
+
+
+def indexed_object(dataset: PyDataset) -> object:
+    """What workers ask for items: the object behind an adapter, which saves a call for each item."""
+    return dataset.source if isinstance(dataset, _Adapter) else dataset

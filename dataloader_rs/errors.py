@@ -1,0 +1,81 @@
+"""How an exception of user code comes out of ``next()``: the object itself, with one note on where it comes from."""
+
+from __future__ import annotations
+
+import reprlib
+
+NOTE_START = "dataloader_rs: "
+
+# Longer lists of indices are cut in a note.
+NOTE_INDICES = 100
+
+
+def explain(error: BaseException, indices: list[int] | None, position: int, batch: int,
+            worker: int) -> BaseException:
+    """What to raise for a failed batch.
+
+    Parameters
+    ----------
+    error : BaseException
+        What user code raised.
+    indices : list of int or None
+        Of the batch, if known.
+    position : int
+        Of the item that failed, in the batch; -1 if the batch failed as a whole.
+    batch : int
+        Its number in the epoch, from 0.
+    worker : int
+        Number of the worker, -1 for the calling thread.
+
+    Returns
+    -------
+    BaseException
+        `error`, with a note. Or a RuntimeError caused by it if it is a StopIteration, which would end the epoch in
+        silence (the rule of PEP 479).
+    """
+    if isinstance(error, StopIteration):
+        replaced = RuntimeError("a dataset or collate_fn raised StopIteration")
+        replaced.__cause__ = error
+        error = replaced
+    try:
+        _set_note(error, NOTE_START + _origin(indices, position, batch, worker))
+    except BaseException:
+        # An exception that takes no notes is worth more than the note.
+        pass
+    return error
+
+
+def interrupted(error: BaseException) -> RuntimeError:
+    """What ends an epoch whose sampler was interrupted by `error`."""
+    result = RuntimeError("the sampler was interrupted while it was drawn from: the rest of the epoch is lost")
+    result.__cause__ = error
+    return result
+
+
+def _origin(indices: list[int] | None, position: int, batch: int, worker: int) -> str:
+    thread = f"worker {worker}" if worker >= 0 else "the calling thread"
+    if indices is None:
+        what = f"batch {batch}"
+    elif 0 <= position < len(indices):
+        what = f"index {indices[position]} (position {position} of batch {batch})"
+    else:
+        listed = ", ".join(map(str, indices[:NOTE_INDICES]))
+        more = f", ... {len(indices)} in all" if len(indices) > NOTE_INDICES else ""
+        what = f"indices [{listed}{more}] (batch {batch})"
+    return f"raised for {what}, in {thread}"
+
+
+def _set_note(error: BaseException, note: str) -> None:
+    """Add the note, in place of an earlier one of ours: the same object may be raised again and again."""
+    notes = getattr(error, "__notes__", None)
+    if isinstance(notes, list):
+        notes[:] = [old for old in notes if not (isinstance(old, str) and old.startswith(NOTE_START))]
+    error.add_note(note)
+
+
+def shown(value: object) -> str:
+    """A short repr for a message; never fails."""
+    try:
+        return reprlib.repr(value)
+    except Exception:
+        return f"<{type(value).__name__}>"

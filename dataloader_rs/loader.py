@@ -1,0 +1,267 @@
+"""PyDataloader: arguments and epochs. Knows no locks and starts no threads itself."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, TypeVar
+
+from dataloader_rs._core import (
+    Counter,
+    PyDataloaderIter,
+    Recipe,
+    ShuffledOrder,
+    WorkerPool,
+    process_generation,
+    start_epoch,
+)
+from dataloader_rs.dataset import PyDataset, fetch_many_of, indexed_object
+from dataloader_rs.errors import shown
+from dataloader_rs.sampler import IndexStream, read_all
+from dataloader_rs.threads import stack_size
+
+B_co = TypeVar("B_co", covariant=True)
+
+MAX_THREADS = 65_536
+MAX_COUNT = 2**63 - 1
+SEED_END = 2**64
+
+
+class PyDataloader(Generic[B_co]):
+    """Loads the batches of a dataset, in order, on worker threads.
+
+    Parameters
+    ----------
+    dataset : PyDataset
+        Where samples come from.
+    batch_size : int
+        Samples in a batch, > 0.
+    prefetch_depth : int
+        How far ahead of the consumer workers may load, > 0: at most ``num_workers + prefetch_depth`` batches are in
+        progress or waiting. Without effect when `num_workers` is 0.
+    shuffle : bool
+        A new random order every epoch. Exclusive with `sampler`.
+    sampler : iterable of int, optional
+        The indices of an epoch, iterated at the start of each. One with a length is read whole then; one without is
+        read up to 65,536 indices then and on demand beyond, so that it may be endless.
+    num_workers : int
+        Batches loaded in parallel, >= 0; with 0 the calling thread loads each batch when it is asked for.
+    collate_fn : callable, optional
+        ``collate_fn(list of samples) -> batch``; runs on the worker that loaded the batch (with 0 workers on the
+        calling thread). Without it a batch is the list.
+    drop_last : bool
+        Leave out a last batch that is smaller than `batch_size`.
+    seed : int, optional
+        For ``shuffle=True`` only, ``0 <= seed < 2**64``: same seed, same sequence of epoch orders, for any number of
+        workers, on every machine and version of Python. Without it every loader has orders of its own.
+    items_in_parallel : int
+        Items of one batch fetched at once, > 0, each by one ``__getitem__`` call (``__getitems__`` is not used when
+        it is more than 1), so that ``num_workers * items_in_parallel`` requests are in flight.
+    defer_refcount : bool
+        On free-threaded CPython 3.14 and newer: let the interpreter defer the reference counts of `dataset` and
+        `collate_fn`, without which workers slow each other down. The two are then freed by the garbage collector
+        only, not when their last reference goes. Without effect elsewhere.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument has the wrong type, or a value that breaks a rule; the message names all three.
+
+    Notes
+    -----
+    ``iter(loader)`` starts an epoch: the k-th call is epoch k, finished or not. Threads start at the first one, and
+    serve all further epochs. *Thread safety.* Any thread may start epochs; they share the workers fairly.
+
+    Examples
+    --------
+    >>> from dataloader_rs import PyDataloader, PyDataset
+    >>> loader = PyDataloader(PyDataset.of("abcde"), batch_size=2, num_workers=2)
+    >>> list(loader)
+    [['a', 'b'], ['c', 'd'], ['e']]
+    """
+
+    def __init__(
+        self,
+        dataset: PyDataset,
+        batch_size: int = 1,
+        prefetch_depth: int = 2,
+        shuffle: bool = False,
+        sampler: Iterable[int] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list], B_co] | None = None,
+        drop_last: bool = False,
+        seed: int | None = None,
+        items_in_parallel: int = 1,
+        *,
+        defer_refcount: bool = True,
+    ) -> None:
+        if not isinstance(dataset, PyDataset):
+            raise TypeError(f"dataset must be a PyDataset (PyDatasetBase), got {type(dataset).__name__}: subclass "
+                            f"dataloader_rs.PyDataset, or wrap the object with PyDataset.of(obj)")
+        batch_size = _count("batch_size", batch_size, least=1)
+        prefetch_depth = _count("prefetch_depth", prefetch_depth, least=1)
+        num_workers = _count("num_workers", num_workers, least=0)
+        items_in_parallel = _count("items_in_parallel", items_in_parallel, least=1)
+        shuffle = _flag("shuffle", shuffle)
+        drop_last = _flag("drop_last", drop_last)
+        defer_refcount = _flag("defer_refcount", defer_refcount)
+        if seed is not None:
+            seed = _integer("seed", seed)
+        if collate_fn is not None and not callable(collate_fn):
+            raise TypeError(f"collate_fn must be callable or None, got {shown(collate_fn)}")
+        if sampler is not None and not _is_iterable(sampler):
+            raise TypeError(f"sampler must be an iterable of indices or None, got {shown(sampler)}")
+        if max(num_workers, 1) * items_in_parallel > MAX_THREADS:
+            raise ValueError(f"num_workers * items_in_parallel must be <= {MAX_THREADS} threads, "
+                             f"got {shown(num_workers)} * {shown(items_in_parallel)}")
+        if shuffle and sampler is not None:
+            raise ValueError(f"shuffle and sampler are mutually exclusive, got shuffle=True and sampler={shown(sampler)}")
+        if seed is not None and not shuffle:
+            raise ValueError(f"seed needs shuffle=True, got seed={shown(seed)} with shuffle=False")
+        if seed is not None and not 0 <= seed < SEED_END:
+            raise ValueError(f"seed must be >= 0 and < 2**64, got {shown(seed)}")
+        vars(self).update(
+            dataset=dataset, batch_size=batch_size, prefetch_depth=prefetch_depth, shuffle=shuffle, sampler=sampler,
+            num_workers=num_workers, collate_fn=collate_fn, drop_last=drop_last, seed=seed,
+            items_in_parallel=items_in_parallel, defer_refcount=defer_refcount,
+        )
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Make what is not an argument: it belongs to this object and this process."""
+        self._recipe = Recipe(
+            indexed_object(self.dataset), fetch_many_of(self.dataset), self.collate_fn,
+            min(self.batch_size, MAX_COUNT), self.num_workers, min(self.prefetch_depth, MAX_COUNT),
+            self.items_in_parallel, self.defer_refcount,
+        )
+        self._order_seed = int.from_bytes(os.urandom(8)) if self.seed is None else self.seed
+        self._epochs = Counter()
+        # By process generation: a forked child starts threads of its own and never touches those of its parent.
+        self._pools: dict[int, WorkerPool] = {}
+
+    def __iter__(self) -> PyDataloaderIter[B_co]:
+        indices, num_items, stream = self._order()
+        return start_epoch(self._recipe, self._pool(), indices, num_items, stream)
+
+    def __len__(self) -> int:
+        num_items = len(self.dataset if self.sampler is None else self.sampler)  # type: ignore[arg-type]
+        return num_items // self.batch_size if self.drop_last else -(-num_items // self.batch_size)
+
+    def close(self) -> None:
+        """End the worker threads, and wait until they have left user code, so that files can be closed after it.
+
+        Never needed: a loader that is dropped ends its threads too, without waiting. May be called twice. Iterators
+        in mid-epoch raise RuntimeError from then on; a new ``iter(loader)`` starts new threads. Ctrl-C ends the wait.
+
+        Raises
+        ------
+        RuntimeError
+            On one of the workers, which cannot wait for itself.
+        """
+        pool = self._pools.get(process_generation())
+        if pool is not None:
+            pool.close()
+
+    def __enter__(self) -> PyDataloader[B_co]:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        given = [f"{name}={shown(getattr(self, name))}" for name, default in DEFAULTS.items()
+                 if getattr(self, name) is not default]
+        return f"{type(self).__name__}({', '.join([type(self.dataset).__name__, *given])})"
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in ARGUMENTS and "_recipe" in vars(self):
+            raise AttributeError(f"{name} is an argument of the loader and cannot be set: make a new PyDataloader")
+        super().__setattr__(name, value)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in vars(self).items() if name not in RUNTIME}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        vars(self).update(state)
+        self._prepare()
+
+    def _order(self) -> tuple[object, int, IndexStream | None]:
+        """The indices of the next epoch, how many of them make up batches, and where further ones come from."""
+        stream = None
+        indices: Any
+        if self.sampler is None:
+            length = len(self.dataset)
+            epoch = self._epochs.take()
+            indices = ShuffledOrder(length, self._order_seed, epoch) if self.shuffle else range(length)
+        else:
+            if _has_length(self.sampler):
+                indices = read_all(self.sampler)
+            else:
+                stream = IndexStream(self.sampler, self._recipe.batch_size, self.drop_last)
+                indices = stream.head
+                if stream.ended:
+                    stream = None
+            if self._epochs.take() > 0 and not indices and stream is None and isinstance(self.sampler, Iterator):
+                warnings.warn(f"sampler {shown(self.sampler)} is an iterator that an earlier epoch has used up: "
+                              f"this epoch is empty", RuntimeWarning, stacklevel=3)
+        num_items = len(indices)
+        if self.drop_last:
+            num_items -= num_items % self._recipe.batch_size
+        return indices, num_items, stream
+
+    def _pool(self) -> WorkerPool:
+        """The threads, started if need be. Of two that start them at once, one gives its own up."""
+        generation = process_generation()
+        pool = self._pools.get(generation)
+        if pool is not None and not pool.usable:
+            self._pools.pop(generation, None)
+            pool = None
+        if pool is None:
+            pool = self._pools.setdefault(generation, WorkerPool(self._recipe.num_threads, stack_size()))
+        return pool
+
+
+DEFAULTS = {parameter.name: parameter.default
+            for parameter in inspect.signature(PyDataloader).parameters.values()
+            if parameter.default is not parameter.empty}
+ARGUMENTS = frozenset(DEFAULTS) | {"dataset"}
+RUNTIME = frozenset({"_recipe", "_order_seed", "_epochs", "_pools"})
+
+
+def _integer(name: str, value: object) -> int:
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, got {value}")
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {shown(value)} ({type(value).__name__})") from None
+
+
+def _count(name: str, value: object, least: int) -> int:
+    count = _integer(name, value)
+    if count < least:
+        raise ValueError(f"{name} must be {'>= 0' if least == 0 else '> 0'}, got {shown(count)}")
+    return count
+
+
+def _flag(name: str, value: object) -> bool:
+    # NumPy's own bool is none of Python's, and comparing numbers makes one easily.
+    if isinstance(value, bool) or (type(value).__module__, type(value).__name__[:4]) == ("numpy", "bool"):
+        return bool(value)
+    raise TypeError(f"{name} must be True or False, got {shown(value)} ({type(value).__name__})")
+
+
+def _is_iterable(value: object) -> bool:
+    return isinstance(value, Iterable) or hasattr(type(value), "__getitem__")
+
+
+def _has_length(sampler: object) -> bool:
+    """Does the sampler say how long it is? Some have a ``__len__`` only to say that they do not know."""
+    try:
+        len(sampler)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):
+        return False
+    return True

@@ -1,0 +1,30 @@
+"""What a worker, a thread that Python did not start, must do to look like one that it did."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+DEFAULT_STACK_SIZE = 8 << 20
+
+
+def stack_size() -> int:
+    """Stack of a worker, in bytes: as large as that of a main thread usually is, or what the program asked for."""
+    return max(threading.stack_size(), DEFAULT_STACK_SIZE)
+
+
+def adopt_thread(name: str) -> None:
+    """Name the calling thread in `threading`, and give it the program's trace and profile functions."""
+    threading.current_thread().name = name
+    trace, profile = threading.gettrace(), threading.getprofile()
+    if trace is not None:
+        sys.settrace(trace)
+    if profile is not None:
+        sys.setprofile(profile)
+
+
+def forget_thread() -> None:
+    """Take the calling thread out of `threading` again, before it ends. CPython 3.13 and newer do that themselves."""
+    if sys.version_info < (3, 13):
+        with threading._active_limbo_lock:  # type: ignore[attr-defined]
+            threading._active.pop(threading.get_ident(), None)  # type: ignore[attr-defined]
