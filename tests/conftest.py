@@ -1,0 +1,103 @@
+"""Fixtures: no worker outlives its test unseen, and scripts run in a process of their own."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+FREE_THREADED = not getattr(sys, "_is_gil_enabled", lambda: True)()
+
+
+def worker_threads() -> set[str]:
+    """The threads of this process whose name says that they are workers of a loader."""
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            name = (task / "comm").read_text().strip()
+        except OSError:  # it ended meanwhile
+            continue
+        if name.startswith("dlrs-"):
+            found.add(f"{task.name} {name}")
+    return found
+
+
+def eventually(condition, patience: float = 10.0) -> bool:
+    """Wait until `condition()` holds; False if it does not within `patience` seconds."""
+    deadline = time.monotonic() + patience
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+@pytest.fixture(autouse=True)
+def no_worker_is_left():
+    """Every worker a test started ends once the test is over and its garbage is collected."""
+    before = worker_threads()
+    yield
+    gc.collect()
+    assert eventually(lambda: worker_threads() <= before), worker_threads() - before
+
+
+@pytest.fixture(params=[0, 1, 4])
+def num_workers(request) -> int:
+    return request.param
+
+
+@pytest.fixture
+def run_script(tmp_path):
+    """Run a script in a child process and return the finished process.
+
+    ``run_script(source, *arguments, timeout=30, status=0, stderr="", warnings="error")``: the exit status must be
+    `status` (None: any), standard error must be `stderr` (None: anything), within `timeout` seconds.
+    """
+
+    def run(source: str, *arguments: str, timeout: float = 30, status: int | None = 0, stderr: str | None = "",
+            warnings: str = "error"):
+        script = tmp_path / "script.py"
+        script.write_text(textwrap.dedent(source))
+        paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+        finished = subprocess.run(
+            [sys.executable, "-W", warnings, str(script), *arguments], capture_output=True, text=True, timeout=timeout,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONFAULTHANDLER": "1"})
+        if stderr is not None:
+            assert finished.stderr == stderr
+        if status is not None:
+            assert finished.returncode == status, (finished.stdout, finished.stderr)
+        return finished
+
+    return run
+
+
+def run_threaded(function, num_threads: int) -> list:
+    """Call ``function(number)`` on as many threads at once as possible; their results, or the first exception."""
+    barrier = threading.Barrier(num_threads)
+    results: list = [None] * num_threads
+    errors = []
+
+    def target(number: int) -> None:
+        try:
+            barrier.wait()
+            results[number] = function(number)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=target, args=(number,)) for number in range(num_threads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return results
