@@ -302,12 +302,25 @@ static bool claim_locked(dlrs_pool *pool, dlrs_run *run)
 
 /* ---- the worker ---- */
 
+/* Signals go to threads that can handle them. */
+static void block_signals(void)
+{
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, NULL);
+}
+
+/* Wait for a run. False if the pool is stopping. */
 static bool worker_wait(dlrs_worker *worker, dlrs_run *run)
 {
     dlrs_pool *pool = worker->pool;
-    bool claimed;
+    bool claimed, has_parked = false;
     pthread_mutex_lock(&pool->lock);
     while (!(claimed = claim_locked(pool, run)) && !atomic_load_explicit(&pool->stopping, memory_order_relaxed)) {
+        if (!has_parked) {
+            has_parked = true;
+            block_signals();
+        }
         pool->parked++;
         pthread_cond_wait(&pool->work_ready, &pool->lock);
         pool->parked--;
@@ -315,6 +328,8 @@ static bool worker_wait(dlrs_worker *worker, dlrs_run *run)
             pool->waking--;
     }
     pthread_mutex_unlock(&pool->lock);
+    if (has_parked)
+        pthread_sigmask(SIG_SETMASK, &worker->work_signals, NULL);
     return claimed;
 }
 
@@ -364,30 +379,26 @@ static void *worker_main(void *argument)
 {
     dlrs_worker *worker = argument;
     dlrs_pool *pool = worker->pool;
-    sigset_t parked_signals;
     dlrs_run run;
 
-    /* The thread was born with all signals blocked. They are let in while it works, because child processes that
-     * the work starts inherit the mask; while it is parked they go to threads that can handle them. */
-    pthread_sigmask(SIG_SETMASK, NULL, &parked_signals);
     dlrs_name_thread(worker->name);
-
+    /* The thread was born with signals blocked. They are let in while it works, because child processes that the
+     * work starts inherit the mask, and blocked again while it is parked and when it is about to end. */
+    pthread_sigmask(SIG_SETMASK, &worker->work_signals, NULL);
     void *thread_context = pool->hooks.enter(pool->hooks.context, worker);
     if (thread_context == NULL) {
         atomic_store(&pool->failed, true);
         dlrs_pool_stop(pool);
     } else {
         while (worker_wait(worker, &run)) {
-            pthread_sigmask(SIG_SETMASK, &worker->work_signals, NULL);
             pool->hooks.work(thread_context, worker, &run);
             if (is_from_parent(pool))
                 return NULL;
-            pthread_sigmask(SIG_SETMASK, &parked_signals, NULL);
         }
-        pthread_sigmask(SIG_SETMASK, &worker->work_signals, NULL);
         pool->hooks.leave(thread_context, worker);
         if (is_from_parent(pool))
             return NULL;
+        block_signals();
     }
     drop_reference(pool, true);
     return NULL;

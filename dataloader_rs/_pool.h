@@ -100,7 +100,7 @@ void dlrs_pool_release(dlrs_pool *pool);
 /* ---- the consumer ---- */
 
 /* Make an epoch without items. `user` comes back in every run. The owner must keep the pool until the consumer
- * has left the epoch. */
+ * has left the epoch. On a stopped pool it can be made, and says so when it is taken from. */
 dlrs_status dlrs_epoch_new(dlrs_pool *pool, const dlrs_epoch_options *options, void *user, dlrs_epoch **epoch);
 
 /* Offer `num_items` more items. Batches are cut from the items in order; one that could still grow is held back
@@ -111,12 +111,12 @@ void dlrs_epoch_offer(dlrs_epoch *epoch, uint64_t num_items, bool last);
  * says DLRS_STOPPED or DLRS_NO_WORKER instead. */
 dlrs_status dlrs_epoch_take(dlrs_epoch *epoch, void **outcome);
 
-/* Wait until the next batch is ready, or for `timeout_ns`. DLRS_OK, DLRS_NOT_READY, DLRS_STOPPED or
- * DLRS_NO_WORKER. */
+/* Wait until the next batch is ready, or for `timeout_ns`. DLRS_OK, DLRS_NOT_READY, DLRS_STOPPED, DLRS_NO_WORKER or
+ * DLRS_FORKED. Whether a batch is still to come is the caller's to know. */
 dlrs_status dlrs_epoch_wait(dlrs_epoch *epoch, uint64_t timeout_ns);
 
-/* End the epoch: no further run of it is started, and what workers still make for it comes back to them as
- * unwanted. May be called twice. */
+/* End the epoch: no further run of it is started, what workers still make for it comes back to them as unwanted, and
+ * nothing is taken from it any more. May be called twice. */
 void dlrs_epoch_cancel(dlrs_epoch *epoch);
 
 /* Take one thing that a cancelled epoch still holds for nobody: an outcome nobody took, or the result of an item
@@ -139,7 +139,8 @@ unsigned dlrs_worker_index(const dlrs_worker *worker);
 /* Name of the thread, "dlrs-<pool>-<worker>". The system keeps its first 15 bytes on Linux. */
 const char *dlrs_worker_name(const dlrs_worker *worker);
 
-/* Leave `result` (not NULL) as what the item of a `singly` run came to. True if it was the last item of its batch:
+/* Leave `result` (not NULL) as what the item of a `singly` run came to; every such run is finished so, whether or not
+ * anybody still wants it. True if it was the last item of its batch:
  * then the caller alone owns slot->results[0 .. slot->started - 1] and slot->failed_at, has to make the outcome of
  * the batch from them (or drop them), and to hand it to dlrs_worker_next. */
 bool dlrs_worker_finish_item(const dlrs_run *run, void *result, bool failed);
@@ -160,8 +161,8 @@ bool dlrs_worker_next(dlrs_worker *worker, dlrs_run *run, void *outcome, void **
 /* Stop all pools and let no more be made, because the process is about to exit. */
 void dlrs_process_stop(void);
 
-/* Wait until no worker is left in the process, or for `timeout_ns`. True if none is left. Workers that are still
- * there may be abandoned: nothing of theirs is ever freed under them. */
+/* Wait until no worker is left in user code or on its way out of a hook, or for `timeout_ns`. True if so. Workers
+ * that are still there may be abandoned: nothing of theirs is ever freed under them. */
 bool dlrs_process_wait(uint64_t timeout_ns);
 
 /* Counts the forks that led to this process. An object made under another count is the parent's. */
