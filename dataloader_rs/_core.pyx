@@ -3,7 +3,7 @@
 
 Here are thread states, the references that slots of the reorder buffer hold, C status to exception, and the
 iterator. Arguments are checked in ``loader.py``; what order the indices come in is decided in ``sampler.py`` and
-``_order.c``; threads, locks and waiting are in ``_pool.c``.
+``_shuffle.pyx``; threads, locks and waiting are in ``_pool.c``.
 
 NOTE [ who holds what ] The loader holds a `Recipe` and a `WorkerPool`. An iterator holds its `_Epoch` and the
 `WorkerPool`. Workers know the `_Epoch` alone, by a borrowed pointer in the C epoch: it stays good because the iterator
@@ -21,10 +21,11 @@ cimport cython
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdint cimport INT64_MAX, UINT64_MAX, int64_t, uint64_t
+from libc.stdint cimport UINT64_MAX, int64_t, uint64_t
 from libc.string cimport strerror
 
 from dataloader_rs._pool cimport *
+from dataloader_rs._shuffle cimport ShuffledOrder
 
 from dataloader_rs.errors import explain, interrupted
 from dataloader_rs.fetch import fetch_run
@@ -69,8 +70,6 @@ cdef uint64_t SIGNAL_CHECK_NS = 50_000_000
 # How long the end of the process waits for workers that are inside Python, in pieces of SIGNAL_CHECK_NS.
 cdef int EXIT_CHECKS = 20
 
-ORDER_VERSION = DLRS_ORDER_VERSION
-
 
 def process_generation():
     """Number of forks that led to this process; threads made under another number are not there."""
@@ -86,60 +85,6 @@ cdef class Counter:
     def take(self):
         """The next number."""
         return dlrs_fetch_add(&self.count, 1)
-
-
-@cython.final
-cdef class ShuffledOrder:
-    """The order in which one epoch visits a dataset, as an immutable sequence.
-
-    Parameters
-    ----------
-    length : int
-        Number of items.
-    seed, epoch : int
-        0 <= value < 2**64. Same numbers, same order, on every machine and version of Python.
-
-    Notes
-    -----
-    Up to 65,536 items this is a table of 2 bytes an item; above, indices are computed one by one and nothing is
-    held. Any number of threads may read it.
-    """
-
-    cdef dlrs_order order
-
-    def __cinit__(self, uint64_t length, uint64_t seed, uint64_t epoch):
-        if length > <uint64_t>INT64_MAX:
-            raise OverflowError(f"length must be < 2**63, got {length}")
-        if not dlrs_order_init(&self.order, length, seed, epoch):
-            raise MemoryError(f"no memory for the order of {length} items")
-
-    def __dealloc__(self):
-        dlrs_order_free(&self.order)
-
-    def __reduce__(self):
-        raise TypeError("a ShuffledOrder is made anew from its length, seed and epoch, not pickled")
-
-    def __len__(self):
-        return self.order.length
-
-    def __getitem__(self, key):
-        cdef uint64_t i
-        if isinstance(key, slice):
-            return [dlrs_order_at(&self.order, i) for i in range(*key.indices(self.order.length))]
-        position = key if key >= 0 else key + len(self)
-        if not 0 <= position < len(self):
-            raise IndexError(f"position must be in 0 .. {len(self) - 1}, got {key}")
-        return dlrs_order_at(&self.order, position)
-
-    def find(self, uint64_t index):
-        """The position of `index`."""
-        if index >= self.order.length:
-            raise ValueError(f"index must be in 0 .. {len(self) - 1}, got {index}")
-        return dlrs_order_find(&self.order, index)
-
-    cdef list piece(self, uint64_t first, uint64_t count):
-        cdef uint64_t i
-        return [dlrs_order_at(&self.order, i) for i in range(first, first + count)]
 
 
 @cython.final
@@ -389,7 +334,7 @@ cdef bint work_for_epoch(dlrs_worker *worker, dlrs_run *run) noexcept:
     cdef void *unwanted
     cdef dlrs_epoch *orphan
     cdef bint more = True
-    PyContext_Enter(context)
+    enter_context(context)
     dlrs_set_current_epoch(<PyObject *>epoch)
     while more and run.user == <void *>epoch:
         outcome = epoch.work(worker, run)
@@ -401,8 +346,22 @@ cdef bint work_for_epoch(dlrs_worker *worker, dlrs_run *run) noexcept:
             dlrs_epoch_free(orphan)
             Py_DECREF(epoch)
     dlrs_set_current_epoch(NULL)
-    PyContext_Exit(context)
+    leave_context(context)
     return more
+
+
+cdef void enter_context(context) noexcept:
+    try:
+        PyContext_Enter(context)
+    except RuntimeError:
+        pass    # native code of the user entered a context and did not leave it, see leave_context
+
+
+cdef void leave_context(context) noexcept:
+    try:
+        PyContext_Exit(context)
+    except RuntimeError:
+        pass    # the same; the runs must go on
 
 
 cdef dlrs_python python

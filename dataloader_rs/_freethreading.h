@@ -89,9 +89,10 @@ static void dlrs_disown_tree(PyObject *object, PyObject *array_type, int depth, 
 #endif
 
 /* Give up the ownership of a batch that this thread made and is about to hand to another: of the batch itself and of
- * what lies in its lists, tuples and dicts. `array_type` is numpy.ndarray, or any other object: an array that is a view also
- * gives up the arrays it looks into. The caller is attached, holds a reference, and no other thread knows the batch
- * yet. Only makes things be freed sooner: whatever is left out is freed when this thread next runs Python. */
+ * what lies in its lists, tuples and dicts. `array_type` is numpy.ndarray, or any other object: an array that is a
+ * view also gives up the arrays it looks into. The caller is attached, holds the only reference, and no other thread
+ * knows the batch yet. Only makes things be freed sooner: whatever is left out is freed when this thread next runs
+ * Python. */
 static inline void dlrs_disown(PyObject *batch, PyObject *array_type)
 {
 #ifdef DLRS_CAN_DISOWN

@@ -1,4 +1,4 @@
-# _pool.h and _order.h as Cython sees them. The contracts are there; nothing is added here.
+# _pool.h as Cython sees it. The contract is there; nothing is added here.
 
 from libc.stdint cimport uint64_t
 
@@ -81,15 +81,3 @@ cdef extern from "_pool.h" nogil:
     void dlrs_process_stop()
     bint dlrs_process_wait(uint64_t timeout_ns)
     uint64_t dlrs_process_generation()
-
-
-cdef extern from "_order.h" nogil:
-    int DLRS_ORDER_VERSION
-
-    ctypedef struct dlrs_order:
-        uint64_t length
-
-    bint dlrs_order_init(dlrs_order *order, uint64_t length, uint64_t seed, uint64_t epoch)
-    uint64_t dlrs_order_at(const dlrs_order *order, uint64_t position)
-    uint64_t dlrs_order_find(const dlrs_order *order, uint64_t index)
-    void dlrs_order_free(dlrs_order *order)

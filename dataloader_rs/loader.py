@@ -13,12 +13,12 @@ from dataloader_rs._core import (
     Counter,
     PyDataloaderIter,
     Recipe,
-    ShuffledOrder,
     WorkerPool,
     process_generation,
     start_epoch,
 )
-from dataloader_rs.dataset import PyDataset, fetch_many_of, indexed_object
+from dataloader_rs._shuffle import ShuffledOrder
+from dataloader_rs.dataset import PyDataset, dataset_name, fetch_many_of, indexed_object
 from dataloader_rs.errors import shown
 from dataloader_rs.sampler import IndexStream, read_all
 from dataloader_rs.threads import stack_size
@@ -118,7 +118,8 @@ class PyDataloader(Generic[B_co]):
             raise ValueError(f"num_workers * items_in_parallel must be <= {MAX_THREADS} threads, "
                              f"got {shown(num_workers)} * {shown(items_in_parallel)}")
         if shuffle and sampler is not None:
-            raise ValueError(f"shuffle and sampler are mutually exclusive, got shuffle=True and sampler={shown(sampler)}")
+            raise ValueError(f"shuffle and sampler are mutually exclusive, "
+                             f"got shuffle=True and sampler={shown(sampler)}")
         if seed is not None and not shuffle:
             raise ValueError(f"seed needs shuffle=True, got seed={shown(seed)} with shuffle=False")
         if seed is not None and not 0 <= seed < SEED_END:
@@ -174,7 +175,7 @@ class PyDataloader(Generic[B_co]):
     def __repr__(self) -> str:
         given = [f"{name}={shown(getattr(self, name))}" for name, default in DEFAULTS.items()
                  if getattr(self, name) is not default]
-        return f"{type(self).__name__}({', '.join([type(self.dataset).__name__, *given])})"
+        return f"{type(self).__name__}({', '.join([dataset_name(self.dataset), *given])})"
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in ARGUMENTS and "_recipe" in vars(self):

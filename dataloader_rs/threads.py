@@ -24,7 +24,13 @@ def adopt_thread(name: str) -> None:
 
 
 def forget_thread() -> None:
-    """Take the calling thread out of `threading` again, before it ends. CPython 3.13 and newer do that themselves."""
+    """Take the calling thread out of `threading` again, before it ends. CPython 3.13 and newer do that themselves.
+
+    The functions of `adopt_thread` go first: what a dying thread drops may run Python code, and a hook that asks for
+    `threading.current_thread()` would then register the thread anew.
+    """
+    sys.settrace(None)
+    sys.setprofile(None)
     if sys.version_info < (3, 13):
         with threading._active_limbo_lock:  # type: ignore[attr-defined]
             threading._active.pop(threading.get_ident(), None)  # type: ignore[attr-defined]

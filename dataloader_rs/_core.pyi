@@ -1,0 +1,55 @@
+from array import array
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar, final
+
+from dataloader_rs._shuffle import ShuffledOrder
+
+_B_co = TypeVar("_B_co", covariant=True)
+
+class _Stream(Protocol):
+    @property
+    def ended(self) -> bool: ...
+    def draw(self) -> list[list[int]]: ...
+
+def process_generation() -> int: ...
+
+@final
+class Counter:
+    def take(self) -> int: ...
+
+@final
+class Recipe:
+    batch_size: int
+    num_threads: int
+    def __init__(
+        self,
+        dataset: object,
+        fetch_many: Callable[[list[int]], Any] | None,
+        collate_fn: Callable[[list[Any]], Any] | None,
+        batch_size: int,
+        num_workers: int,
+        prefetch_depth: int,
+        items_in_parallel: int,
+        defer_refcount: bool,
+    ) -> None: ...
+
+@final
+class WorkerPool:
+    generation: int
+    def __init__(self, num_threads: int, stack_size: int) -> None: ...
+    @property
+    def usable(self) -> bool: ...
+    def close(self) -> None: ...
+
+class PyDataloaderIter(Generic[_B_co]):
+    def __iter__(self) -> PyDataloaderIter[_B_co]: ...
+    def __next__(self) -> _B_co: ...
+    def __len__(self) -> int: ...
+
+def start_epoch(
+    recipe: Recipe,
+    pool: WorkerPool,
+    source: range | ShuffledOrder | array[int] | list[int],
+    num_items: int,
+    stream: _Stream | None,
+) -> PyDataloaderIter[Any]: ...
