@@ -1,0 +1,117 @@
+"""Builds and runs the C tests, so that pytest is the one entry. They need a C compiler and no Python.
+
+`tests/c/test_<part>.c` is linked with `dataloader_rs/_<part>.c` and what that part is built on. `test_faults.c`
+contains the sources it tests.
+"""
+
+import functools
+import itertools
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = Path(__file__).parent / "c"
+PACKAGE = Path(__file__).parents[1] / "dataloader_rs"
+BUILT_ON = {"pool": ["reorder"]}
+SELF_CONTAINED = {"faults"}
+THREADED = {"pool", "faults"}
+
+COMMON = ["-std=c11", "-pthread", f"-I{PACKAGE}"]
+VARIANTS = {
+    "plain": ["-O2", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow", "-Werror"],
+    "address": ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+    "thread": ["-O1", "-g", "-fsanitize=thread"],
+}
+
+# Below faulthandler_timeout, so that a program that hangs fails its own test and no other.
+TIME_LIMIT = 50.0
+
+
+def programs_and_variants() -> list[tuple[str, str]]:
+    """Every test program with each variant that can tell something about it."""
+    parts = sorted(path.stem.removeprefix("test_") for path in PROGRAMS.glob("test_*.c"))
+    pairs = itertools.product(parts, VARIANTS)
+    return [(part, variant) for part, variant in pairs if part in THREADED or variant != "thread"]
+
+
+@functools.cache
+def compiler() -> list[str]:
+    """The command that calls the C compiler: $CC, else what the system has as cc or gcc."""
+    for command in [os.environ["CC"]] if os.environ.get("CC") else ["cc", "gcc"]:
+        if shutil.which(shlex.split(command)[0]):
+            return shlex.split(command)
+    pytest.fail("no C compiler: install gcc, or set CC")
+
+
+def build(program: Path, sources: list[Path], flags: list[str]) -> subprocess.CompletedProcess[str]:
+    """Compile and link `sources` to `program`."""
+    command = [*compiler(), *COMMON, *flags, *map(str, sources), "-o", str(program), "-lm"]
+    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, or fail with what it had printed by TIME_LIMIT."""
+    try:
+        return subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=TIME_LIMIT
+        )
+    except subprocess.TimeoutExpired as expired:
+        printed = (expired.output or b"").decode(errors="replace")
+        pytest.fail(f"{command[-1]} did not end in {TIME_LIMIT} s\n{printed}")
+
+
+@pytest.fixture(scope="session")
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[str]]:
+    """What to put before a program of a variant; skips where the sanitizer is not to be had.
+
+    ThreadSanitizer of older compilers cannot place its shadow memory where the kernel randomises addresses
+    widely, so there programs run under `setarch -R`.
+    """
+
+    @functools.cache
+    def probe(variant: str) -> tuple[list[str], str]:
+        folder = tmp_path_factory.mktemp(f"probe-{variant}")
+        source = folder / "empty.c"
+        source.write_text("int main(void) { return 0; }\n")
+        built = build(folder / "empty", [source], VARIANTS[variant])
+        if built.returncode:
+            return [], f"{compiler()[0]} cannot link with the {variant} sanitizer: {built.stdout}"
+        prefixes: list[list[str]] = [[]]
+        if shutil.which("setarch"):
+            prefixes.append(["setarch", platform.machine(), "-R"])
+        for prefix in prefixes:
+            ran = run([*prefix, str(folder / "empty")])
+            if ran.returncode == 0:
+                return prefix, ""
+        return [], f"an empty program fails here under the {variant} sanitizer: {ran.stdout}"
+
+    def prefix_of(variant: str) -> list[str]:
+        if variant == "plain":
+            return []
+        prefix, missing = probe(variant)
+        if missing:
+            pytest.skip(missing)
+        return prefix
+
+    return prefix_of
+
+
+@pytest.mark.parametrize(("part", "variant"), programs_and_variants())
+def test_c_program_builds_and_passes(part: str, variant: str, launcher, tmp_path: Path):
+    """The program compiles without a warning and exits with 0; the sanitizers find nothing."""
+    program = tmp_path / f"test_{part}"
+    parts = [] if part in SELF_CONTAINED else [part, *BUILT_ON.get(part, [])]
+    sources = [PROGRAMS / f"test_{part}.c", *(PACKAGE / f"_{name}.c" for name in parts)]
+    prefix = launcher(variant)
+    built = build(program, sources, VARIANTS[variant])
+    if built.returncode:
+        pytest.fail(f"does not compile:\n{built.stdout}", pytrace=False)
+    ran = run([*prefix, str(program)])
+    if ran.returncode:
+        pytest.fail(f"exit code {ran.returncode}:\n{ran.stdout}", pytrace=False)
