@@ -1,0 +1,64 @@
+# What a developer types. PYTHON chooses the interpreter: `make test PYTHON=python3.14t`.
+# python3, the default, works in .venv, any other interpreter in a .venv-<version>: one checkout serves all.
+
+PYTHON ?= python3
+
+# Version with ABI flags (3.13t), suffix of extensions, and where the interpreter lives, fit for a file name.
+ABOUT := $(shell $(PYTHON) -c 'import sys, sysconfig as s; print("%d.%d" % sys.version_info[:2] + sys.abiflags, \
+    s.get_config_var("EXT_SUFFIX"), sys.base_prefix.replace("/", "-").replace(" ", "_"))')
+TAG := $(word 1,$(ABOUT))
+ifeq ($(TAG),)
+    $(error PYTHON=$(PYTHON) does not run)
+endif
+
+VENV ?= $(if $(filter python3,$(PYTHON)),.venv,.venv-$(TAG))
+EXTENSION := dataloader_rs/_core$(word 2,$(ABOUT))
+SOURCES := setup.py $(wildcard dataloader_rs/*.pyx dataloader_rs/*.pxd dataloader_rs/*.c dataloader_rs/*.h)
+# A virtual environment made by another interpreter lacks this file and is made anew.
+MADE := $(VENV)/made-by-$(TAG)$(word 3,$(ABOUT))
+TOOLS := $(VENV)/build-requires.txt
+INSTALL := $(VENV)/bin/python -m pip install -qq --prefer-binary
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: build test ctest demo clean help
+
+build: $(EXTENSION)  ## compile the extension in place, if its sources changed
+
+test: $(VENV)/with-test $(EXTENSION)  ## run the whole suite; ARGS="-k shuffle" goes to pytest
+	$(VENV)/bin/python -m pytest $(ARGS)
+
+ctest: $(VENV)/with-test $(EXTENSION)  ## run the C tests only
+	$(VENV)/bin/python -m pytest tests/test_c.py $(ARGS)
+
+demo: $(VENV)/with-demo $(EXTENSION)  ## train on the digits images
+	$(VENV)/bin/python examples/digits.py
+
+clean:  ## remove all that was built; the virtual environments stay
+	rm -rf build dist *.egg-info .pytest_cache dataloader_rs/*.so
+	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
+
+help:  ## list these targets
+	@sed -n 's/^\([a-z]*\):.*  ## /\1\t/p' Makefile
+
+$(MADE):
+	$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+$(TOOLS): pyproject.toml $(MADE)
+	@$(VENV)/bin/python -c 'import tomllib; \
+	    print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' >$@
+	$(INSTALL) -r $@
+
+# Of all that the demo installs little is imported, and what is compiles itself: installing takes half as long.
+$(VENV)/with-demo: INSTALL += --no-compile
+
+# The editable install with one of the extras of pyproject.toml; it compiles the extension, too.
+$(VENV)/with-%: pyproject.toml $(TOOLS)
+	$(INSTALL) --no-build-isolation -e '.[$*]'
+	@touch $@
+
+$(EXTENSION): $(SOURCES) | $(TOOLS)
+	$(VENV)/bin/python setup.py -q build_ext --inplace
+	@touch $@
