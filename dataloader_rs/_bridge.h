@@ -1,5 +1,6 @@
-/* What the bridge needs in C because Cython has no word for it: attaching a worker to the interpreter by hand, raising
- * an exception object as it is, atomic fields, and which epoch the calling thread works for. */
+/* What the bridge needs in C because Cython has no word for it: attaching a worker to the interpreter by hand, showing
+ * the garbage collector what lies in the reorder buffer, raising an exception object as it is, atomic fields, and which
+ * epoch the calling thread works for. */
 #ifndef DLRS_BRIDGE_H
 #define DLRS_BRIDGE_H
 
@@ -84,6 +85,45 @@ static inline PyObject *dlrs_get_current_epoch(void)
 static inline void dlrs_set_current_epoch(PyObject *epoch)
 {
     dlrs_current_epoch = epoch;
+}
+
+/* ---- garbage ----
+ *
+ * NOTE [ garbage ] What waits in the reorder buffer may lead back to the iterator: an exception does, through its
+ * traceback and the frames of the loop that caught it before. Such a cycle is garbage only if the collector sees all of
+ * it, so it is shown what the slots hold. That cannot change under it: things enter and leave slots on attached threads
+ * only, all of which stand still while the collector looks (the GIL, or the stopped world). Workers that claim are
+ * detached, and kept out by the lock of the pool, which nobody holds for long or while asking for the interpreter. */
+static traverseproc dlrs_traverse_fields; /* what Cython made for the fields of the class */
+static dlrs_epoch *(*dlrs_epoch_of)(PyObject *self);
+
+typedef struct dlrs_visit {
+    visitproc visit;
+    void *argument;
+} dlrs_visit;
+
+static int dlrs_visit_object(void *object, void *context)
+{
+    const dlrs_visit *visitor = context;
+    return visitor->visit(object, visitor->argument);
+}
+
+static int dlrs_traverse_epoch(PyObject *self, visitproc visit, void *argument)
+{
+    int status = dlrs_traverse_fields(self, visit, argument);
+    dlrs_epoch *epoch = dlrs_epoch_of(self);
+    if (status != 0 || epoch == NULL)
+        return status;
+    dlrs_visit visitor = {visit, argument};
+    return dlrs_epoch_visit(epoch, dlrs_visit_object, &visitor);
+}
+
+/* Called once, before there is an object of the class. */
+static inline void dlrs_show_slots_to_collector(PyObject *type, dlrs_epoch *(*epoch_of)(PyObject *self))
+{
+    dlrs_epoch_of = epoch_of;
+    dlrs_traverse_fields = ((PyTypeObject *)type)->tp_traverse;
+    ((PyTypeObject *)type)->tp_traverse = dlrs_traverse_epoch;
 }
 
 /* ---- exceptions ---- */

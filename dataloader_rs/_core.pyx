@@ -45,6 +45,7 @@ cdef extern from "_bridge.h":
     dlrs_hooks dlrs_python_hooks(dlrs_python *python)
     PyObject *dlrs_get_current_epoch()
     void dlrs_set_current_epoch(PyObject *epoch)
+    void dlrs_show_slots_to_collector(object type, dlrs_epoch *(*epoch_of)(PyObject *self) noexcept)
     int dlrs_raise(object error) except -1
     uint64_t dlrs_load(const uint64_t *field)
     void dlrs_store(uint64_t *field, uint64_t value)
@@ -299,6 +300,13 @@ cdef class _Epoch:
         return result
 
 
+cdef dlrs_epoch *epoch_of(PyObject *self) noexcept:
+    return (<_Epoch>self).epoch_ptr
+
+
+dlrs_show_slots_to_collector(_Epoch, epoch_of)
+
+
 cdef void sign(outcome, dlrs_worker *worker) noexcept:
     # Put the worker's number on a failure that has none yet.
     if type(outcome) is _Failure and outcome is not OUT_OF_MEMORY and (<_Failure>outcome).worker < 0:
@@ -343,6 +351,7 @@ cdef bint work_for_epoch(dlrs_worker *worker, dlrs_run *run) noexcept:
             Py_DECREF(<object>unwanted)
         if orphan != NULL:
             # The iterator is gone, and what it left to the workers is ours to drop.
+            epoch.epoch_ptr = NULL
             dlrs_epoch_free(orphan)
             Py_DECREF(epoch)
     dlrs_set_current_epoch(NULL)
@@ -630,6 +639,7 @@ cdef class PyDataloaderIter:
         # See NOTE [ who holds what ]: the reference is there before the last worker can be told to drop it.
         Py_INCREF(self.epoch)
         if dlrs_epoch_leave(epoch_ptr):
+            self.epoch.epoch_ptr = NULL
             dlrs_epoch_free(epoch_ptr)
             Py_DECREF(self.epoch)
 

@@ -790,6 +790,17 @@ void *dlrs_epoch_reclaim(dlrs_epoch *epoch)
     return found;
 }
 
+int dlrs_epoch_visit(dlrs_epoch *epoch, dlrs_visit_fn *visit, void *context)
+{
+    dlrs_pool *pool = epoch->pool;
+    if (is_from_parent(pool))
+        return 0;
+    pthread_mutex_lock(&pool->lock);
+    int status = dlrs_ring_visit(&epoch->ring, visit, context);
+    pthread_mutex_unlock(&pool->lock);
+    return status;
+}
+
 bool dlrs_epoch_leave(dlrs_epoch *epoch)
 {
     dlrs_pool *pool = epoch->pool;

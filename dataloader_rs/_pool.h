@@ -8,7 +8,8 @@
  *   - a worker, from inside the `work` hook, finishes runs and asks for the next one.
  *
  * Rules that hold everywhere:
- *   - No hook is called, and nothing a result points to is touched, while a lock of this file is held.
+ *   - No hook is called, and nothing a result points to is touched, while a lock of this file is held; but for
+ *     dlrs_epoch_visit, which says so.
  *   - A call waits only where its name says so (`wait`); the others hold a lock for a bounded number of steps.
  *   - Nothing ever joins a thread. The memory of a pool is counted, by its owner and by its workers, and the last
  *     one out frees it; so giving a pool up never waits, and may be done on a worker.
@@ -122,6 +123,12 @@ void dlrs_epoch_cancel(dlrs_epoch *epoch);
 /* Take one thing that a cancelled epoch still holds for nobody: an outcome nobody took, or the result of an item
  * of a batch that will not be finished. NULL when there is none left. */
 void *dlrs_epoch_reclaim(dlrs_epoch *epoch);
+
+/* Show `visit` everything that the epoch holds: outcomes nobody took, and results of items of unfinished batches that
+ * no worker owns yet. Called with the lock of the pool held, so `visit` only looks. In a forked child: 0, and nothing
+ * is shown. For a garbage collector, while no consumer or worker of the epoch is inside dlrs_epoch_take,
+ * dlrs_epoch_reclaim, dlrs_worker_finish_item or dlrs_worker_next. */
+int dlrs_epoch_visit(dlrs_epoch *epoch, dlrs_visit_fn *visit, void *context);
 
 /* Give up the consumer's hold on a cancelled epoch. True if no worker holds it either: the caller frees it. Else
  * the last worker to leave it is told so (dlrs_worker_next), at any moment from now on. In a forked child: false,

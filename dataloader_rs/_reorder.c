@@ -184,3 +184,25 @@ void *dlrs_ring_reclaim(dlrs_ring *ring, uint64_t *cursor)
     }
     return NULL;
 }
+
+static int visit_slot(const dlrs_slot *slot, dlrs_visit_fn *visit, void *context)
+{
+    if (slot->state == DLRS_SLOT_DONE)
+        return slot->outcome == NULL ? 0 : visit(slot->outcome, context);
+    if (slot->state != DLRS_SLOT_OPEN || slot->handed_over || slot->results == NULL)
+        return 0;
+    int status = 0;
+    for (uint64_t i = 0; i < slot->started && status == 0; i++) {
+        if (slot->results[i] != NULL)
+            status = visit(slot->results[i], context);
+    }
+    return status;
+}
+
+int dlrs_ring_visit(const dlrs_ring *ring, dlrs_visit_fn *visit, void *context)
+{
+    int status = 0;
+    for (uint64_t n = ring->taken; n < ring->claimed && status == 0; n++)
+        status = visit_slot(ring->slots[n % ring->size], visit, context);
+    return status;
+}

@@ -91,4 +91,11 @@ bool dlrs_slot_is_idle(const dlrs_slot *slot);
  * there is none left. For a ring that nobody claims from any more; `*cursor` starts at 0. */
 void *dlrs_ring_reclaim(dlrs_ring *ring, uint64_t *cursor);
 
+/* What looks at a thing that the ring holds, without taking it; anything but 0 ends the visit. */
+typedef int dlrs_visit_fn(void *held, void *context);
+
+/* Show `visit` everything that the slots hold: outcomes nobody took, and results of items that no worker owns yet.
+ * Returns what the last call of `visit` returned, or 0. */
+int dlrs_ring_visit(const dlrs_ring *ring, dlrs_visit_fn *visit, void *context);
+
 #endif
