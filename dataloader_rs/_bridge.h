@@ -30,8 +30,17 @@ typedef struct dlrs_python_thread {
     PyThreadState *state;
 } dlrs_python_thread;
 
+/* Number of the pool that the calling thread is a worker of, or 0. */
+static _Thread_local uint64_t dlrs_current_pool;
+
+static inline uint64_t dlrs_get_current_pool(void)
+{
+    return dlrs_current_pool;
+}
+
 static void *dlrs_enter_python(void *context, dlrs_worker *worker)
 {
+    dlrs_current_pool = dlrs_worker_pool_id(worker);
     dlrs_python_thread *thread = PyMem_RawMalloc(sizeof *thread);
     if (thread == NULL)
         return NULL;
@@ -47,12 +56,20 @@ static void *dlrs_enter_python(void *context, dlrs_worker *worker)
     return thread;
 }
 
+static void dlrs_attach_python(void *context)
+{
+    PyEval_RestoreThread(((dlrs_python_thread *)context)->state);
+}
+
+static void dlrs_detach_python(void *context)
+{
+    (void)context;
+    PyEval_SaveThread();
+}
+
 static void dlrs_work_in_python(void *context, dlrs_worker *worker, const dlrs_run *run)
 {
-    dlrs_python_thread *thread = context;
-    PyEval_RestoreThread(thread->state);
-    thread->python->work(worker, run);
-    PyEval_SaveThread();
+    ((dlrs_python_thread *)context)->python->work(worker, run);
 }
 
 static void dlrs_leave_python(void *context, dlrs_worker *worker)
@@ -68,8 +85,12 @@ static void dlrs_leave_python(void *context, dlrs_worker *worker)
 
 static inline dlrs_hooks dlrs_python_hooks(dlrs_python *python)
 {
-    return (dlrs_hooks){
-        .enter = dlrs_enter_python, .work = dlrs_work_in_python, .leave = dlrs_leave_python, .context = python};
+    return (dlrs_hooks){.enter = dlrs_enter_python,
+                        .attach = dlrs_attach_python,
+                        .detach = dlrs_detach_python,
+                        .work = dlrs_work_in_python,
+                        .leave = dlrs_leave_python,
+                        .context = python};
 }
 
 /* ---- the epoch the calling thread works for ----

@@ -8,8 +8,9 @@ iterator. Arguments are checked in ``loader.py``; what order the indices come in
 NOTE [ who holds what ] The loader holds a `Recipe` and a `WorkerPool`. An iterator holds its `_Epoch` and the
 `WorkerPool`. Workers know the `_Epoch` alone, by a borrowed pointer in the C epoch: it stays good because the iterator
 holds the `_Epoch`, and an iterator that goes while workers are in its epoch leaves them a reference, which the last of
-them drops. So dropping the iterator ends the epoch at once, nobody waits, and in between the garbage collector sees
-every reference there is. What workers read is set once, before they can see it, and never cleared (`no_gc_clear`):
+them drops. A worker claims a run only once it is attached, and takes a reference of its own before anybody else can
+run Python, so the garbage collector never finishes off a dataset whose items are about to be fetched. So dropping the
+iterator ends the epoch at once and nobody waits. What workers read is set once, before they can see it, and never cleared (`no_gc_clear`):
 the collector may take a cycle apart while a worker is still in it.
 """
 import atexit
@@ -27,7 +28,7 @@ from libc.string cimport strerror
 from dataloader_rs._pool cimport *
 from dataloader_rs._shuffle cimport ShuffledOrder
 
-from dataloader_rs.errors import explain, interrupted
+from dataloader_rs.errors import explain, interrupted, not_the_end
 from dataloader_rs.fetch import fetch_run
 from dataloader_rs.threads import adopt_thread, forget_thread
 
@@ -43,6 +44,7 @@ cdef extern from "_bridge.h":
         void (*end)(dlrs_worker *worker) noexcept
 
     dlrs_hooks dlrs_python_hooks(dlrs_python *python)
+    uint64_t dlrs_get_current_pool()
     PyObject *dlrs_get_current_epoch()
     void dlrs_set_current_epoch(PyObject *epoch)
     void dlrs_show_slots_to_collector(object type, dlrs_epoch *(*epoch_of)(PyObject *self) noexcept)
@@ -188,7 +190,11 @@ cdef list checked_samples(samples, uint64_t count):
 @cython.final
 @cython.no_gc_clear
 cdef class _Epoch:
-    """One pass over the dataset, as workers see it. All fields are set before workers can see it."""
+    """One pass over the dataset, as workers see it.
+
+    All fields are set before workers can see it, but for `epoch_ptr`, which whoever frees what it points to sets to
+    NULL, and for what is in `drawn`, whose entries the consumer adds before it offers them.
+    """
 
     cdef Recipe recipe
     cdef object source              # the indices, in order, of the batches 0 .. source_batches - 1
@@ -383,8 +389,12 @@ python.end = on_end
 # ---- the pool ----
 
 cdef bint on_worker_of(uint64_t pool_id) except -1:
-    # Does the calling thread work, perhaps through loaders inside loaders, for a worker of that pool?
+    # Is the calling thread a worker of that pool, or works, perhaps through loaders inside loaders, for one?
     cdef PyObject *current = dlrs_get_current_epoch()
+    if pool_id == 0:
+        return False
+    if pool_id == dlrs_get_current_pool():
+        return True
     if current == NULL or (<_Epoch>current).generation != dlrs_process_generation():
         return False
     return pool_id in (<_Epoch>current).pools
@@ -451,6 +461,12 @@ cdef class WorkerPool:
             return False
         return self.pool_ptr == NULL or dlrs_pool_is_usable(self.pool_ptr)
 
+    def check_caller(self):
+        """Raise a RuntimeError on a worker of this pool, for which its epoch would wait."""
+        if on_worker_of(self.pool_id):
+            raise RuntimeError("a loader cannot be iterated by its own worker, which the epoch would wait for: "
+                               "use another loader, or num_workers=0 for the inner one")
+
     def close(self):
         """Let the threads end after what they are at, and wait for it. Ctrl-C ends the wait.
 
@@ -491,6 +507,8 @@ def _stop_all_workers():
         return
 
 
+if dlrs_process_prepare() != DLRS_OK:
+    raise MemoryError("no memory for a fork handler")
 atexit.register(_stop_all_workers)
 
 
@@ -548,17 +566,24 @@ cdef class PyDataloaderIter:
             dlrs_store(&self.busy, 0)
 
     def __del__(self):
-        self.finish()
+        # A finalizer finds nobody inside next(); somebody who calls this by hand might.
+        if dlrs_try_set(&self.busy):
+            try:
+                self.finish()
+            finally:
+                dlrs_store(&self.busy, 0)
 
     cdef object advance(self):
         cdef object outcome
         if not self.active:
             raise StopIteration
+        if self.complete and self.taken == self.num_batches:
+            self.end()
         self.check_usable()
         if not self.complete:
             self.draw()
-        if self.taken == self.num_batches:
-            self.end()
+            if self.taken == self.num_batches:
+                self.end()
         if self.epoch.epoch_ptr == NULL:
             outcome = self.make()
         else:
@@ -574,34 +599,32 @@ cdef class PyDataloaderIter:
                                "start an epoch of your own with iter(loader)")
         if dlrs_load(&self.pool.closed):
             raise RuntimeError("the loader was closed while this iterator was in mid-epoch")
-        if dlrs_get_current_epoch() != NULL and on_worker_of(self.pool.pool_id):
+        if self.pool.pool_id != 0 and on_worker_of(self.pool.pool_id):
             raise RuntimeError("a worker cannot wait for a batch of its own loader")
         return 0
 
     cdef int draw(self) except -1:
         """Draw one batch's worth of indices from a sampler that goes on beyond what iter() read."""
-        try:
-            batches = self.stream.draw()
-        except Exception as error:
-            # It belongs after the batches that were drawn before it.
-            self.stream_error = error
-            dlrs_store(&self.complete, 1)
-            return 0
-        except BaseException as error:
-            # Ctrl-C cannot wait for its turn; but the sampler may not go on after it, so the epoch must not seem to
-            # end well.
-            self.stream_error = interrupted(error)
-            dlrs_store(&self.complete, 1)
-            raise
-        for batch in batches:
+        for batch in self.stream.draw():
             self.epoch.drawn[self.num_batches] = batch
             self.num_items += <uint64_t>len(batch)
             dlrs_store(&self.num_batches, self.num_batches + 1)
-        if self.stream.ended:
-            dlrs_store(&self.complete, 1)
         if self.epoch.recipe.num_workers > 0:
             self.offer(self.num_batches)
+        if self.stream.ended:
+            dlrs_store(&self.complete, 1)
+            self.end_stream(self.stream.error)
         return 0
+
+    cdef int end_stream(self, error) except -1:
+        """Keep an error of the sampler for its place, which is after the batches that were drawn before it."""
+        if error is None or isinstance(error, Exception):
+            self.stream_error = None if error is None else not_the_end(error)
+            return 0
+        # Ctrl-C cannot wait for its turn; but the sampler may not go on after it, so the epoch must not seem to end
+        # well.
+        self.stream_error = interrupted(error)
+        return dlrs_raise(error)
 
     cdef void offer(self, uint64_t end) noexcept:
         """Let the pool work on all batches before number `end`."""
@@ -655,6 +678,8 @@ cdef class PyDataloaderIter:
     cdef int fail(self, _Failure failure) except -1:
         """Raise the exception of a failed batch, with a note that tells where it comes from."""
         cdef uint64_t batch = self.taken
+        if failure is OUT_OF_MEMORY:
+            failure = _Failure.of(MemoryError("no memory for the outcome of a batch"), -1)
         try:
             indices = list(self.epoch.indices(batch, 0, self.batch_items(batch)))
         except MemoryError:
@@ -743,21 +768,17 @@ def start_epoch(Recipe recipe not None, WorkerPool pool not None, source, uint64
         How many of them make up batches; without a stream the last batch may be short.
     stream : object or None
         ``stream.draw()`` returns a list of further batches (lists of indices; only the last of all may be short) and
-        sets ``stream.ended``.
+        sets ``stream.ended``, and ``stream.error`` to what ended it early or None.
 
     Raises
     ------
-    RuntimeError
-        On a worker of the same pool, for which the epoch would wait.
+    RuntimeError, MemoryError
     """
     cdef PyDataloaderIter iterator = PyDataloaderIter.__new__(PyDataloaderIter)
     cdef _Epoch epoch = _Epoch.__new__(_Epoch)
     cdef PyObject *current = dlrs_get_current_epoch()
     cdef dlrs_epoch_options options
     cdef dlrs_status status
-    if on_worker_of(pool.pool_id):
-        raise RuntimeError("a loader cannot be iterated by its own worker, which the epoch would wait for: "
-                           "use another loader, or num_workers=0 for the inner one")
     iterator.num_items = num_items
     iterator.num_batches = num_items // recipe.batch_size + (num_items % recipe.batch_size != 0)
     iterator.complete = stream is None

@@ -1,5 +1,5 @@
 /* Reference counts on free-threaded CPython: what may be called where, on which version. On builds with the GIL
- * everything here is empty. The calls that exist only on some versions are all in this file.
+ * everything here is empty.
  *
  * An object's count has two parts there: a local one, which only the thread that made the object changes, and a
  * shared one, changed atomically by all others. Two things follow for a loader:
@@ -90,8 +90,8 @@ static void dlrs_disown_tree(PyObject *object, PyObject *array_type, int depth, 
 
 /* Give up the ownership of a batch that this thread made and is about to hand to another: of the batch itself and of
  * what lies in its lists, tuples and dicts. `array_type` is numpy.ndarray, or any other object: an array that is a
- * view also gives up the arrays it looks into. The caller is attached, holds the only reference, and no other thread
- * knows the batch yet. Only makes things be freed sooner: whatever is left out is freed when this thread next runs
+ * view also gives up the arrays it looks into. The caller is attached and holds a reference. Other threads may
+ * know what the batch holds, or the batch itself: that is not looked into. Only makes things be freed sooner: whatever is left out is freed when this thread next runs
  * Python. */
 static inline void dlrs_disown(PyObject *batch, PyObject *array_type)
 {

@@ -9,8 +9,8 @@
  * Epochs of one pool take turns.
  *
  * Waking. A worker parks only under the lock and only after it found nothing to claim. Whatever makes something
- * claimable (an epoch, more items, room in a ring) wakes one parked worker, and whoever claims wakes one more if
- * there is something left to claim. So nothing is ever claimable while everybody parks, and no crowd is woken for
+ * claimable (an epoch, more items, room in a ring) wakes one parked worker, unless one is already on its way to claim,
+ * and whoever claims wakes one more if there is something left to claim. So nothing is ever claimable while everybody parks, and no crowd is woken for
  * one batch.
  *
  * Two locks, taken in this order: `process.lock`, then the lock of a pool. The first guards what is counted and
@@ -86,11 +86,12 @@ struct dlrs_pool {
     dlrs_epoch *turn; /* any of the circle of epochs, the one to be asked first; NULL without epochs */
     unsigned parked;  /* workers that wait for `work_ready` */
     unsigned waking;  /* how many of them have been signalled; waking <= parked */
+    unsigned coming;  /* workers that found something to claim and are about to claim it */
     pthread_cond_t work_ready; /* a run can be claimed, or stopping; workers wait */
 
     /* Guarded by `process.lock`. */
-    unsigned live;               /* threads that run, or are about to */
-    unsigned references;         /* the owner and the live threads; whoever makes it 0 frees the pool */
+    uint64_t live;               /* threads that run, or are about to */
+    uint64_t references;         /* the owner and the live threads; whoever makes it 0 frees the pool */
     dlrs_pool *next, *previous;  /* list of the pools with live threads */
 
     dlrs_worker workers[]; /* num_threads of them */
@@ -103,7 +104,7 @@ static struct {
     uint64_t live;    /* threads of all of them */
     uint64_t ids;     /* number of the newest pool */
     bool exiting;     /* set once, never cleared */
-    bool prepared;    /* the condition and the fork handler are set up */
+    bool has_condition;
     pthread_cond_t worker_left; /* `live` of the process and of a pool went down; owners wait */
 
     atomic_uint_fast64_t generation; /* forks that led to this process */
@@ -122,7 +123,7 @@ static void in_forked_child(void)
     static const pthread_mutex_t unlocked = PTHREAD_MUTEX_INITIALIZER;
     atomic_fetch_add(&process.generation, 1);
     process.lock = unlocked;
-    process.prepared = false; /* the condition may have had waiters; it is made anew before its next use */
+    process.has_condition = false; /* may have had waiters; it is made anew before its next use */
     process.pools = NULL;
     process.live = 0;
 }
@@ -278,7 +279,7 @@ static bool claimable_locked(const dlrs_pool *pool)
 
 static void wake_worker_locked(dlrs_pool *pool)
 {
-    if (pool->parked > pool->waking && claimable_locked(pool)) {
+    if (pool->coming == 0 && pool->parked > pool->waking && claimable_locked(pool)) {
         pool->waking++;
         pthread_cond_signal(&pool->work_ready);
     }
@@ -302,24 +303,28 @@ static bool claim_locked(dlrs_pool *pool, dlrs_run *run)
 
 /* ---- the worker ---- */
 
-/* Signals go to threads that can handle them. */
-static void block_signals(void)
+/* Block, on the calling thread, all signals that may as well go to another: those that a fault of its own raises must
+ * be seen where they arise, and a sampling profiler counts the thread that it interrupts. */
+static void block_signals(sigset_t *before)
 {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, NULL);
+    static const int kept[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGPROF};
+    sigset_t blocked;
+    sigfillset(&blocked);
+    for (size_t i = 0; i < sizeof kept / sizeof kept[0]; i++)
+        sigdelset(&blocked, kept[i]);
+    pthread_sigmask(SIG_SETMASK, &blocked, before);
 }
 
-/* Wait for a run. False if the pool is stopping. */
-static bool worker_wait(dlrs_worker *worker, dlrs_run *run)
+/* Wait until there is something to claim, for which worker_claim is then called. False if the pool is stopping. */
+static bool worker_wait(dlrs_worker *worker)
 {
     dlrs_pool *pool = worker->pool;
-    bool claimed, has_parked = false;
+    bool claimable, has_parked = false;
     pthread_mutex_lock(&pool->lock);
-    while (!(claimed = claim_locked(pool, run)) && !atomic_load_explicit(&pool->stopping, memory_order_relaxed)) {
+    while (!(claimable = claimable_locked(pool)) && !atomic_load_explicit(&pool->stopping, memory_order_relaxed)) {
         if (!has_parked) {
             has_parked = true;
-            block_signals();
+            block_signals(NULL);
         }
         pool->parked++;
         pthread_cond_wait(&pool->work_ready, &pool->lock);
@@ -327,9 +332,22 @@ static bool worker_wait(dlrs_worker *worker, dlrs_run *run)
         if (pool->waking > 0)
             pool->waking--;
     }
+    if (claimable)
+        pool->coming++;
     pthread_mutex_unlock(&pool->lock);
     if (has_parked)
         pthread_sigmask(SIG_SETMASK, &worker->work_signals, NULL);
+    return claimable;
+}
+
+/* Claim what worker_wait found, if nobody else has meanwhile. */
+static bool worker_claim(dlrs_worker *worker, dlrs_run *run)
+{
+    dlrs_pool *pool = worker->pool;
+    pthread_mutex_lock(&pool->lock);
+    pool->coming--;
+    bool claimed = claim_locked(pool, run);
+    pthread_mutex_unlock(&pool->lock);
     return claimed;
 }
 
@@ -390,15 +408,20 @@ static void *worker_main(void *argument)
         atomic_store(&pool->failed, true);
         dlrs_pool_stop(pool);
     } else {
-        while (worker_wait(worker, &run)) {
-            pool->hooks.work(thread_context, worker, &run);
+        while (worker_wait(worker)) {
+            if (pool->hooks.attach != NULL)
+                pool->hooks.attach(thread_context);
+            if (worker_claim(worker, &run))
+                pool->hooks.work(thread_context, worker, &run);
+            if (pool->hooks.detach != NULL)
+                pool->hooks.detach(thread_context);
             if (is_from_parent(pool))
                 return NULL;
         }
         pool->hooks.leave(thread_context, worker);
         if (is_from_parent(pool))
             return NULL;
-        block_signals();
+        block_signals(NULL);
     }
     drop_reference(pool, true);
     return NULL;
@@ -407,6 +430,11 @@ static void *worker_main(void *argument)
 unsigned dlrs_worker_index(const dlrs_worker *worker)
 {
     return worker->index;
+}
+
+uint64_t dlrs_worker_pool_id(const dlrs_worker *worker)
+{
+    return worker->pool->id;
 }
 
 const char *dlrs_worker_name(const dlrs_worker *worker)
@@ -470,19 +498,18 @@ bool dlrs_worker_next(dlrs_worker *worker, dlrs_run *run, void *outcome, void **
 
 /* ---- the owner ---- */
 
-/* Make the calling process ready for its first pool, and put the pool on its list. */
+/* Give the pool a number, and the process what its first pool needs. */
 static dlrs_status register_pool(dlrs_pool *pool)
 {
-    pthread_once(&fork_handler_once, install_fork_handler);
-    if (fork_handler_error != 0)
-        return DLRS_NO_MEMORY;
-    dlrs_status status = DLRS_OK;
+    dlrs_status status = dlrs_process_prepare();
+    if (status != DLRS_OK)
+        return status;
     pthread_mutex_lock(&process.lock);
-    if (!process.prepared)
-        process.prepared = dlrs_cond_init(&process.worker_left) == 0;
+    if (!process.has_condition)
+        process.has_condition = dlrs_cond_init(&process.worker_left) == 0;
     if (process.exiting)
         status = DLRS_STOPPED;
-    else if (!process.prepared)
+    else if (!process.has_condition)
         status = DLRS_NO_MEMORY;
     else
         pool->id = ++process.ids;
@@ -514,7 +541,7 @@ static void count_worker(dlrs_pool *pool)
 static int start_threads(dlrs_pool *pool, size_t stack_size)
 {
     pthread_attr_t attributes;
-    sigset_t all, before;
+    sigset_t before;
     int error = pthread_attr_init(&attributes);
     if (error != 0)
         return error;
@@ -524,14 +551,7 @@ static int start_threads(dlrs_pool *pool, size_t stack_size)
     if (error != 0)
         goto done;
 
-    sigfillset(&all);
-    sigdelset(&all, SIGSEGV);
-    sigdelset(&all, SIGBUS);
-    sigdelset(&all, SIGFPE);
-    sigdelset(&all, SIGILL);
-    sigdelset(&all, SIGTRAP);
-    sigdelset(&all, SIGPROF);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    block_signals(&before);
     for (unsigned i = 0; i < pool->num_threads && error == 0; i++) {
         dlrs_worker *worker = &pool->workers[i];
         pthread_t thread;
@@ -616,17 +636,21 @@ static uint64_t deadline_after(uint64_t timeout_ns)
     return timeout_ns < forever - now ? now + timeout_ns : forever;
 }
 
-bool dlrs_pool_wait(dlrs_pool *pool, uint64_t timeout_ns)
+/* Wait until a count of live threads is 0, or for `timeout_ns`. Is it? */
+static bool wait_for_none(const uint64_t *live, uint64_t timeout_ns)
 {
-    if (is_from_parent(pool))
-        return true;
     uint64_t deadline = deadline_after(timeout_ns);
     pthread_mutex_lock(&process.lock);
-    while (pool->live > 0 && dlrs_now_ns() < deadline)
+    while (*live > 0 && dlrs_now_ns() < deadline)
         dlrs_cond_wait_until(&process.worker_left, &process.lock, deadline);
-    bool none_left = pool->live == 0;
+    bool none_left = *live == 0;
     pthread_mutex_unlock(&process.lock);
     return none_left;
+}
+
+bool dlrs_pool_wait(dlrs_pool *pool, uint64_t timeout_ns)
+{
+    return is_from_parent(pool) || wait_for_none(&pool->live, timeout_ns);
 }
 
 void dlrs_pool_release(dlrs_pool *pool)
@@ -756,9 +780,15 @@ dlrs_status dlrs_epoch_wait(dlrs_epoch *epoch, uint64_t timeout_ns)
         dlrs_cond_wait_until(&epoch->head_ready, &pool->lock, deadline);
         epoch->consumer_waits = false;
     }
-    pthread_mutex_unlock(&pool->lock);
-    if (status == DLRS_OK && !ready)
+    if (status == DLRS_OK && !ready) {
         status = DLRS_NOT_READY;
+        /* glibc before 2.41 may lose a signal (its bug 25847): here is the time to send it again. */
+        if (claimable_locked(pool)) {
+            pool->waking = pool->parked;
+            pthread_cond_broadcast(&pool->work_ready);
+        }
+    }
+    pthread_mutex_unlock(&pool->lock);
     return status;
 }
 
@@ -833,11 +863,11 @@ void dlrs_process_stop(void)
 
 bool dlrs_process_wait(uint64_t timeout_ns)
 {
-    uint64_t deadline = deadline_after(timeout_ns);
-    pthread_mutex_lock(&process.lock);
-    while (process.live > 0 && dlrs_now_ns() < deadline)
-        dlrs_cond_wait_until(&process.worker_left, &process.lock, deadline);
-    bool none_left = process.live == 0;
-    pthread_mutex_unlock(&process.lock);
-    return none_left;
+    return wait_for_none(&process.live, timeout_ns);
+}
+
+dlrs_status dlrs_process_prepare(void)
+{
+    pthread_once(&fork_handler_once, install_fork_handler);
+    return fork_handler_error == 0 ? DLRS_OK : DLRS_NO_MEMORY;
 }

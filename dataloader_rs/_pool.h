@@ -57,6 +57,11 @@ typedef struct dlrs_hooks {
     /* On a new thread, before any work. What it returns is handed to the other two; NULL means that this worker
      * cannot work, which fails the whole pool. */
     void *(*enter)(void *context, dlrs_worker *worker);
+    /* Around each stretch of work: a run is claimed, done and finished after `attach` and before `detach`, so that
+     * whatever keeps the user's objects alive on this thread can be in force before the pool names them. Either both
+     * or none (NULL). */
+    void (*attach)(void *thread_context);
+    void (*detach)(void *thread_context);
     /* Do `run`, and go on with further runs for as long as dlrs_worker_next gives one. */
     void (*work)(void *thread_context, dlrs_worker *worker, const dlrs_run *run);
     /* On the thread, after all work, exactly once if `enter` succeeded. */
@@ -92,7 +97,8 @@ bool dlrs_pool_is_usable(dlrs_pool *pool);
 /* Let each worker end after the run it is in; consumers that wait are woken. May be called twice, from anywhere. */
 void dlrs_pool_stop(dlrs_pool *pool);
 
-/* Wait until all workers of a stopped pool have ended, or for `timeout_ns`. True if they have. */
+/* Wait until all workers of a stopped pool have ended, or for `timeout_ns`. True if they have. Not for a worker of the
+ * pool, which would wait for itself. */
 bool dlrs_pool_wait(dlrs_pool *pool, uint64_t timeout_ns);
 
 /* Stop the pool and give up the owner's share of it. */
@@ -143,12 +149,15 @@ void dlrs_epoch_free(dlrs_epoch *epoch);
 /* Number of the worker in its pool, from 0. */
 unsigned dlrs_worker_index(const dlrs_worker *worker);
 
+/* Pool that the worker belongs to, by number. */
+uint64_t dlrs_worker_pool_id(const dlrs_worker *worker);
+
 /* Name of the thread, "dlrs-<pool>-<worker>". The system keeps its first 15 bytes on Linux. */
 const char *dlrs_worker_name(const dlrs_worker *worker);
 
 /* Leave `result` (not NULL) as what the item of a `singly` run came to; every such run is finished so, whether or not
- * anybody still wants it. True if it was the last item of its batch:
- * then the caller alone owns slot->results[0 .. slot->started - 1] and slot->failed_at, has to make the outcome of
+ * anybody still wants it. True if it was the last item
+ * of its batch: then the caller alone owns slot->results[0 .. slot->started - 1] and slot->failed_at, has to make the outcome of
  * the batch from them (or drop them), and to hand it to dlrs_worker_next. */
 bool dlrs_worker_finish_item(const dlrs_run *run, void *result, bool failed);
 
@@ -164,6 +173,9 @@ bool dlrs_run_is_wanted(const dlrs_run *run);
 bool dlrs_worker_next(dlrs_worker *worker, dlrs_run *run, void *outcome, void **unwanted, dlrs_epoch **orphan);
 
 /* ---- the process ---- */
+
+/* Make forks count; to be called before there is a pool. May be called twice. */
+dlrs_status dlrs_process_prepare(void);
 
 /* Stop all pools and let no more be made, because the process is about to exit. */
 void dlrs_process_stop(void);

@@ -78,6 +78,7 @@ cdef extern from "_pool.h" nogil:
     bint dlrs_run_is_wanted(const dlrs_run *run)
     bint dlrs_worker_next(dlrs_worker *worker, dlrs_run *run, void *outcome, void **unwanted, dlrs_epoch **orphan)
 
+    dlrs_status dlrs_process_prepare()
     void dlrs_process_stop()
     bint dlrs_process_wait(uint64_t timeout_ns)
     uint64_t dlrs_process_generation()

@@ -98,10 +98,17 @@ class _BatchedAdapter(_Adapter):
 
 
 def fetch_many_of(dataset: object):
-    """The dataset's ``__getitems__``, bound, or None if its class has none or turned it off."""
-    if getattr(type(dataset), "__getitems__", None) is None:
-        return None
-    return dataset.__getitems__  # type: ignore[attr-defined]
+    """The dataset's ``__getitems__``, bound, or None if its class has none or turned it off.
+
+    Looked up as Python looks up its own special methods: on the class, so that neither an attribute of the instance
+    nor a ``__getattr__`` that answers everything is mistaken for it.
+    """
+    for base in type(dataset).__mro__:
+        if "__getitems__" in vars(base):
+            method = vars(base)["__getitems__"]
+            bind = getattr(type(method), "__get__", None)
+            return method if bind is None else bind(method, dataset, type(dataset))
+    return None
 
 
 def dataset_name(dataset: PyDataset) -> str:

@@ -33,16 +33,25 @@ def explain(error: BaseException, indices: list[int] | None, position: int, batc
         `error`, with a note. Or a RuntimeError caused by it if it is a StopIteration, which would end the epoch in
         silence (the rule of PEP 479).
     """
-    if isinstance(error, StopIteration):
-        replaced = RuntimeError("a dataset or collate_fn raised StopIteration")
-        replaced.__cause__ = error
-        error = replaced
+    error = not_the_end(error)
     try:
         _set_note(error, NOTE_START + _origin(indices, position, batch, worker))
-    except BaseException:
+    except Exception:
         # An exception that takes no notes is worth more than the note.
         pass
+    except BaseException as interrupt:
+        # Ctrl-C, just here: neither is lost.
+        raise interrupt from error
     return error
+
+
+def not_the_end(error: BaseException) -> BaseException:
+    """`error`, or a RuntimeError caused by it if it is a StopIteration, which would seem to end the epoch."""
+    if not isinstance(error, StopIteration):
+        return error
+    result = RuntimeError("a dataset, sampler or collate_fn raised StopIteration")
+    result.__cause__ = error
+    return result
 
 
 def interrupted(error: BaseException) -> RuntimeError:

@@ -9,19 +9,12 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
-from dataloader_rs._core import (
-    Counter,
-    PyDataloaderIter,
-    Recipe,
-    WorkerPool,
-    process_generation,
-    start_epoch,
-)
+from dataloader_rs._core import Counter, PyDataloaderIter, Recipe, start_epoch
 from dataloader_rs._shuffle import ShuffledOrder
 from dataloader_rs.dataset import PyDataset, dataset_name, fetch_many_of, indexed_object
-from dataloader_rs.errors import shown
+from dataloader_rs.errors import not_the_end, shown
+from dataloader_rs.pools import LoaderPools
 from dataloader_rs.sampler import IndexStream, read_all
-from dataloader_rs.threads import stack_size
 
 B_co = TypeVar("B_co", covariant=True)
 
@@ -140,15 +133,26 @@ class PyDataloader(Generic[B_co]):
         )
         self._order_seed = int.from_bytes(os.urandom(8)) if self.seed is None else self.seed
         self._epochs = Counter()
-        # By process generation: a forked child starts threads of its own and never touches those of its parent.
-        self._pools: dict[int, WorkerPool] = {}
+        self._pools = LoaderPools()
 
     def __iter__(self) -> PyDataloaderIter[B_co]:
-        indices, num_items, stream = self._order()
-        return start_epoch(self._recipe, self._pool(), indices, num_items, stream)
+        pool = self._pools.here().started(self._recipe.num_threads)
+        pool.check_caller()
+        try:
+            indices, num_items, stream = self._order()
+        except StopIteration as error:
+            # A caller that is an iterator itself would take it for its own end.
+            raise not_the_end(error) from error
+        return start_epoch(self._recipe, pool, indices, num_items, stream)
 
     def __len__(self) -> int:
-        num_items = len(self.dataset if self.sampler is None else self.sampler)  # type: ignore[arg-type]
+        if self.sampler is None:
+            num_items = len(self.dataset)
+        else:
+            try:
+                num_items = len(self.sampler)  # type: ignore[arg-type]
+            except NotImplementedError as error:
+                raise TypeError(f"sampler {shown(self.sampler)} does not say how long it is") from error
         return num_items // self.batch_size if self.drop_last else -(-num_items // self.batch_size)
 
     def close(self) -> None:
@@ -162,9 +166,7 @@ class PyDataloader(Generic[B_co]):
         RuntimeError
             On one of the workers, which cannot wait for itself.
         """
-        pool = self._pools.get(process_generation())
-        if pool is not None:
-            pool.close()
+        self._pools.here().close()
 
     def __enter__(self) -> PyDataloader[B_co]:
         return self
@@ -212,17 +214,6 @@ class PyDataloader(Generic[B_co]):
         if self.drop_last:
             num_items -= num_items % self._recipe.batch_size
         return indices, num_items, stream
-
-    def _pool(self) -> WorkerPool:
-        """The threads, started if need be. Of two that start them at once, one gives its own up."""
-        generation = process_generation()
-        pool = self._pools.get(generation)
-        if pool is not None and not pool.usable:
-            self._pools.pop(generation, None)
-            pool = None
-        if pool is None:
-            pool = self._pools.setdefault(generation, WorkerPool(self._recipe.num_threads, stack_size()))
-        return pool
 
 
 DEFAULTS = {parameter.name: parameter.default

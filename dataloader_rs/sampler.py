@@ -6,20 +6,29 @@ import operator
 from array import array
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from typing import TypeAlias
 
 from dataloader_rs.errors import shown
 
 # A sampler without a length is read this far when an epoch starts, and on demand beyond.
 READ_AHEAD = 65_536
 
+# In 8 bytes an index, or as a list if some index is larger than that.
+Indices: TypeAlias = "array[int] | list[int]"
 
-def read_all(sampler: Iterable) -> array | list[int]:
+
+def read_all(sampler: Iterable) -> Indices:
     """All indices of a sampler, checked. Ctrl-C ends a read that does not end."""
-    indices: array | list[int] = array("q")
+    indices: Indices = array("q")
     iterator = iter(sampler)
-    while len(chunk := _read(iterator, READ_AHEAD, len(indices))) == READ_AHEAD:
+    ended = False
+    while not ended:
+        chunk, error = _read(iterator, READ_AHEAD, len(indices))
+        if error is not None:
+            raise error
         indices = _joined(indices, chunk)
-    return _joined(indices, chunk)
+        ended = len(chunk) < READ_AHEAD
+    return indices
 
 
 class IndexStream:
@@ -38,7 +47,14 @@ class IndexStream:
     head : array('q') or list of int
         What was read at the start: whole batches, or, if `ended`, all batches.
     ended : bool
-        Whether the end of the sampler was seen, so that no further batch comes.
+        Whether no further batch comes.
+    error : BaseException or None
+        What ended it instead of the end of the sampler. It belongs after the batches drawn so far.
+
+    Raises
+    ------
+    Exception
+        What the sampler raises at the start, TypeError or ValueError for an index that is none.
     """
 
     def __init__(self, sampler: Iterable, batch_size: int, drop_last: bool) -> None:
@@ -46,9 +62,12 @@ class IndexStream:
         self._batch_size = batch_size
         self._drop_last = drop_last
         self._position = 0
-        self._rest: array | list[int] = array("q")
+        self._rest: Indices = array("q")
         self.ended = False
+        self.error: BaseException | None = None
         self._read(READ_AHEAD)
+        if self.error is not None:
+            raise self.error
         whole = len(self._rest)
         if not self.ended or drop_last:
             whole -= whole % batch_size
@@ -66,31 +85,45 @@ class IndexStream:
         batches = [indices[start:start + size] for start in range(0, whole, size)]
         if not self.ended:
             self._rest = self._rest[whole:]
-        elif whole < len(indices) and not self._drop_last:
+        elif whole < len(indices) and not self._drop_last and self.error is None:
             batches.append(indices[whole:])
         return batches
 
     def _read(self, count: int) -> None:
         while count > 0 and not self.ended:
             piece = min(count, READ_AHEAD)
-            chunk = _read(self._iterator, piece, self._position)
+            chunk, self.error = _read(self._iterator, piece, self._position)
             self.ended = len(chunk) < piece
             self._position += len(chunk)
             self._rest = _joined(self._rest, chunk)
             count -= len(chunk)
 
 
-def _read(iterator: Iterator, count: int, position: int) -> array | list[int]:
-    """Up to `count` indices, checked; the first of them is number `position` of the epoch."""
-    values = list(islice(iterator, count))
+def _read(iterator: Iterator, count: int, position: int) -> tuple[Indices, BaseException | None]:
+    """Up to `count` indices, the first of which is number `position` of the epoch, and what ended them early.
+
+    What was drawn before an error is kept. A StopIteration that is not the end of the iterator counts as an error.
+    """
+    values: list = []
+    error: BaseException | None = None
+    try:
+        values.extend(islice(iterator, count))
+    except BaseException as raised:
+        error = raised
     try:
         indices = array("q", values)
-    except (TypeError, OverflowError):
-        return [_checked(value, position + i) for i, value in enumerate(values)]
-    if indices and min(indices) < 0:
-        for i, value in enumerate(values):
-            _checked(value, position + i)
-    return indices
+        if not indices or min(indices) >= 0:
+            return indices, error
+    except Exception:
+        # Too large for an array, or no index: one by one, it shows which.
+        pass
+    checked: list[int] = []
+    try:
+        for value in values:
+            checked.append(_checked(value, position + len(checked)))
+    except BaseException as raised:
+        error = raised
+    return checked, error
 
 
 def _checked(value: object, position: int) -> int:
@@ -104,8 +137,7 @@ def _checked(value: object, position: int) -> int:
     return index
 
 
-def _joined(first: array | list[int], second: array | list[int]) -> array | list[int]:
-    """Both together: in 8 bytes an index, or as a list if some index is larger than that."""
+def _joined(first: Indices, second: Indices) -> Indices:
     if type(first) is type(second):
         first += second  # type: ignore[operator]
         return first

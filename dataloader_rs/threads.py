@@ -24,9 +24,10 @@ def adopt_thread(name: str) -> None:
 
 
 def forget_thread() -> None:
-    """Take the calling thread out of `threading` again, before it ends. CPython 3.13 and newer do that themselves.
+    """Take the calling thread out of `threading` again, before it ends.
 
-    The functions of `adopt_thread` go first: what a dying thread drops may run Python code, and a hook that asks for
+    CPython 3.13 and newer would do it themselves, but late: after what the thread has in a `threading.local` is gone,
+    by when the interpreter may be. The functions of `adopt_thread` go first: what a dying thread drops may run Python code, and a hook that asks for
     `threading.current_thread()` would then register the thread anew.
     """
     sys.settrace(None)
@@ -34,3 +35,7 @@ def forget_thread() -> None:
     if sys.version_info < (3, 13):
         with threading._active_limbo_lock:  # type: ignore[attr-defined]
             threading._active.pop(threading.get_ident(), None)  # type: ignore[attr-defined]
+    else:
+        of_thread = getattr(threading, "_thread_local_info", None)
+        if of_thread is not None:
+            vars(of_thread).pop("_track_dummy_thread_ref", None)

@@ -81,9 +81,9 @@ def test_finished_item_that_holds_its_iterator_is_collected():
     iterator = iter(loader)
     dataset.answer = iterator
     dataset.wait_until_started({1, 2})
+    pool = loader._pools.here().started(num_threads=2)
     closing = threading.Thread(target=loader.close)
     closing.start()
-    [pool] = loader._pools.values()
     assert eventually(lambda: not pool.usable)
     dataset.open()
     closing.join()

@@ -1,0 +1,49 @@
+"""The worker pool of a loader in this process: started when it is first needed, and anew after close() or a fork."""
+
+from __future__ import annotations
+
+import threading
+
+from dataloader_rs._core import WorkerPool, process_generation
+from dataloader_rs.threads import stack_size
+
+
+class PoolOfProcess:
+    """At most one pool that can be used at a time.
+
+    Notes
+    -----
+    *Thread safety.* Any thread may call. The lock is one that a thread may take twice, because the garbage collector or
+    a signal handler may run user code that starts an epoch of the same loader while a pool is made.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._pool: WorkerPool | None = None
+
+    def started(self, num_threads: int) -> WorkerPool:
+        """The pool, with its threads running."""
+        with self._lock:
+            if self._pool is None or not self._pool.usable:
+                pool = WorkerPool(num_threads, stack_size())
+                if self._pool is None or not self._pool.usable:
+                    self._pool = pool
+            return self._pool
+
+    def close(self) -> None:
+        """End the threads, if there are any, and wait for it."""
+        with self._lock:
+            pool = self._pool
+        if pool is not None:
+            pool.close()
+
+
+class LoaderPools:
+    """The pool of a loader in each process that has used it: a forked child never touches that of its parent."""
+
+    def __init__(self) -> None:
+        self._of_process: dict[int, PoolOfProcess] = {}
+
+    def here(self) -> PoolOfProcess:
+        """The one of this process; its lock cannot be held by a thread of the parent."""
+        return self._of_process.setdefault(process_generation(), PoolOfProcess())
