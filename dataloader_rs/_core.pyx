@@ -15,6 +15,7 @@ the collector may take a cycle apart while a worker is still in it.
 """
 import atexit
 import sys
+import threading
 from array import array
 from types import GenericAlias
 
@@ -400,6 +401,14 @@ cdef bint on_worker_of(uint64_t pool_id) except -1:
     return pool_id in (<_Epoch>current).pools
 
 
+cdef object exiting(what):
+    # What to raise when there are no workers any more because the interpreter exits. A thread that is still in a loop
+    # then is a daemon thread, which ends without a word; the interpreter would stop it a moment later anyway.
+    if threading.current_thread() is threading.main_thread():
+        return RuntimeError(f"{what}: the interpreter is exiting")
+    return SystemExit()
+
+
 @cython.final
 cdef class WorkerPool:
     """The worker threads of a loader, or, with 0 threads, only the token that says whether it was closed.
@@ -414,6 +423,8 @@ cdef class WorkerPool:
     ------
     RuntimeError
         If the system starts no more threads, or the interpreter is exiting.
+    SystemExit
+        If the interpreter is exiting, on a daemon thread.
     MemoryError
 
     Notes
@@ -444,7 +455,7 @@ cdef class WorkerPool:
         if status == DLRS_NO_MEMORY:
             raise MemoryError(f"no memory for {num_threads} worker threads")
         if status != DLRS_OK:
-            raise RuntimeError("cannot start worker threads: the interpreter is exiting")
+            raise exiting("cannot start worker threads")
         self.pool_id = dlrs_pool_id(self.pool_ptr)
 
     def __dealloc__(self):
@@ -751,7 +762,7 @@ cdef class PyDataloaderIter:
         if status == DLRS_NO_WORKER:
             raise MemoryError("a worker thread could not be made known to the interpreter")
         self.check_usable()
-        raise RuntimeError("the workers have ended: the interpreter is exiting")
+        raise exiting("the workers have ended")
 
 
 def start_epoch(Recipe recipe not None, WorkerPool pool not None, source, uint64_t num_items, stream):
