@@ -1,4 +1,4 @@
-"""Builds the two extensions, dataloader_rs._core and dataloader_rs._shuffle. All else about the package is in pyproject.toml."""
+"""Builds the two extensions, dataloader_rs._core and dataloader_rs._shuffle. All else is in pyproject.toml."""
 
 import os
 import sys

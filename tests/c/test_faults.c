@@ -237,7 +237,7 @@ static void check_nothing_is_left(void)
 {
     CHECK(dlrs_process_wait(CHECK_PLENTY_NS));
     CHECK_EQUAL(atomic_load(&blocks), 0);
-    CHECK_EQUAL(atomic_load(&objects), process.prepared ? 1 : 0);
+    CHECK_EQUAL(atomic_load(&objects), process.has_condition ? 1 : 0);
 }
 
 /* ---- hooks: item i is things[i], batch n is things[BATCH + n] ---- */
@@ -523,15 +523,15 @@ static void test_first_pool_prepares_the_process_or_the_next_one_does(void)
         dlrs_pool_options options = options_for(1);
         dlrs_pool *pool = NULL;
         int os_error = 0;
-        CHECK(!process.prepared);
+        CHECK(!process.has_condition);
         refuse_after(3, false); /* memory, lock and condition of the pool; then the condition of the process */
         CHECK_EQUAL(dlrs_pool_new(&options, &pool, &os_error), DLRS_NO_MEMORY);
         allow_all();
-        CHECK(pool == NULL && !process.prepared);
+        CHECK(pool == NULL && !process.has_condition);
         check_nothing_is_left();
     }
     end_pool(new_pool(1));
-    CHECK(process.prepared);
+    CHECK(process.has_condition);
 }
 
 static void test_pool_is_made_whole_or_not_at_all(void)
