@@ -5,6 +5,7 @@
 #define DLRS_BRIDGE_H
 
 #include <Python.h>
+#include <pthread.h>
 
 #include "_pool.h"
 
@@ -38,6 +39,21 @@ static inline uint64_t dlrs_get_current_pool(void)
     return dlrs_current_pool;
 }
 
+/* NOTE [ new states and fork ] A thread state is made without the GIL, but under a lock of the interpreter's, and the
+ * child of a fork needs that lock: before CPython 3.12 fork() does not see to it. So whoever forks through Python first
+ * waits, with this lock, until no worker is making a state. The child's only thread is the one that holds it. */
+static pthread_mutex_t dlrs_new_state_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static inline void dlrs_hold_new_states(void)
+{
+    pthread_mutex_lock(&dlrs_new_state_lock);
+}
+
+static inline void dlrs_release_new_states(void)
+{
+    pthread_mutex_unlock(&dlrs_new_state_lock);
+}
+
 static void *dlrs_enter_python(void *context, dlrs_worker *worker)
 {
     dlrs_current_pool = dlrs_worker_pool_id(worker);
@@ -45,7 +61,9 @@ static void *dlrs_enter_python(void *context, dlrs_worker *worker)
     if (thread == NULL)
         return NULL;
     thread->python = context;
+    dlrs_hold_new_states();
     thread->state = PyThreadState_New(thread->python->interpreter);
+    dlrs_release_new_states();
     if (thread->state == NULL) {
         PyMem_RawFree(thread);
         return NULL;

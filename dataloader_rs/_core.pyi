@@ -38,6 +38,7 @@ class Recipe:
 @final
 class WorkerPool:
     generation: int
+    num_threads: int
     def __init__(self, num_threads: int, stack_size: int) -> None: ...
     @property
     def usable(self) -> bool: ...

@@ -14,6 +14,7 @@ iterator ends the epoch at once and nobody waits. What workers read is set once,
 the collector may take a cycle apart while a worker is still in it.
 """
 import atexit
+import os
 import sys
 import threading
 from array import array
@@ -31,7 +32,7 @@ from dataloader_rs._shuffle cimport ShuffledOrder
 
 from dataloader_rs.errors import explain, interrupted, not_the_end
 from dataloader_rs.fetch import fetch_run
-from dataloader_rs.threads import adopt_thread, forget_thread
+from dataloader_rs.threads import adopt_thread, forget_thread, hold_for_fork, release_in_child, release_in_parent
 
 
 cdef extern from "_bridge.h":
@@ -48,6 +49,8 @@ cdef extern from "_bridge.h":
     uint64_t dlrs_get_current_pool()
     PyObject *dlrs_get_current_epoch()
     void dlrs_set_current_epoch(PyObject *epoch)
+    void dlrs_hold_new_states() nogil
+    void dlrs_release_new_states()
     void dlrs_show_slots_to_collector(object type, dlrs_epoch *(*epoch_of)(PyObject *self) noexcept)
     int dlrs_raise(object error) except -1
     uint64_t dlrs_load(const uint64_t *field)
@@ -61,6 +64,8 @@ cdef extern from "_freethreading.h":
 
 cdef extern from "Python.h":
     PyInterpreterState *PyInterpreterState_Get()
+    PyInterpreterState *PyInterpreterState_Main()
+    void PyException_SetCause(object error, PyObject *cause)
     object PyContext_CopyCurrent()
     object PyContext_Copy(object context)
     int PyContext_Enter(object context) except -1
@@ -68,11 +73,17 @@ cdef extern from "Python.h":
     Py_ssize_t PyObject_LengthHint(object obj, Py_ssize_t default) except -1
 
 
+if PyInterpreterState_Get() != PyInterpreterState_Main():
+    raise ImportError("dataloader_rs works in the main interpreter only")
+
 # A waiting consumer looks for signals this often; so does whoever waits for workers to end.
 cdef uint64_t SIGNAL_CHECK_NS = 50_000_000
 
 # How long the end of the process waits for workers that are inside Python, in pieces of SIGNAL_CHECK_NS.
 cdef int EXIT_CHECKS = 20
+
+# Longer lists of indices are cut in the note of an error.
+cdef uint64_t NOTED_INDICES = 100
 
 
 def process_generation():
@@ -127,7 +138,9 @@ cdef class Recipe:
         self.num_workers = num_workers
         self.items_in_parallel = items_in_parallel
         # Without workers nothing is fetched ahead: there may be a pool, for the items of the caller's own batch.
-        self.capacity = num_workers + prefetch_depth if num_workers > 0 else 1
+        self.capacity = 1
+        if num_workers > 0:
+            self.capacity = num_workers + min(prefetch_depth, UINT64_MAX - num_workers)
         if num_workers > 0:
             self.num_threads = num_workers * items_in_parallel
         elif items_in_parallel > 1:
@@ -328,11 +341,17 @@ cdef inline PyObject *new_reference(obj) noexcept:
 # ---- the worker ----
 
 cdef void on_start(dlrs_worker *worker) noexcept:
-    adopt_thread(dlrs_worker_name(worker).decode("ascii"))
+    try:
+        adopt_thread(dlrs_worker_name(worker).decode("ascii"))
+    except MemoryError:
+        pass    # a worker works without a name
 
 
 cdef void on_end(dlrs_worker *worker) noexcept:
-    forget_thread()
+    try:
+        forget_thread()
+    except MemoryError:
+        pass
 
 
 cdef void on_work(dlrs_worker *worker, const dlrs_run *first) noexcept:
@@ -434,6 +453,7 @@ cdef class WorkerPool:
 
     cdef dlrs_pool *pool_ptr
     cdef uint64_t pool_id       # 0 without threads
+    cdef readonly unsigned num_threads
     cdef readonly uint64_t generation
     cdef uint64_t closed
 
@@ -442,6 +462,7 @@ cdef class WorkerPool:
         cdef dlrs_status status
         cdef int os_error = 0
         self.generation = dlrs_process_generation()
+        self.num_threads = num_threads
         if num_threads == 0:
             return
         options.hooks = dlrs_python_hooks(&python)
@@ -518,8 +539,25 @@ def _stop_all_workers():
         return
 
 
+def _before_fork():
+    hold_for_fork()
+    with nogil:
+        dlrs_hold_new_states()
+
+
+def _after_fork_in_parent():
+    dlrs_release_new_states()
+    release_in_parent()
+
+
+def _after_fork_in_child():
+    dlrs_release_new_states()
+    release_in_child()
+
+
 if dlrs_process_prepare() != DLRS_OK:
     raise MemoryError("no memory for a fork handler")
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 atexit.register(_stop_all_workers)
 
 
@@ -597,11 +635,13 @@ cdef class PyDataloaderIter:
                 self.end()
         if self.epoch.epoch_ptr == NULL:
             outcome = self.make()
-        else:
+        elif self.epoch.recipe.num_workers > 0:
             outcome = self.take()
+        else:
+            outcome = self.take_own()
         if type(outcome) is _Failure:
             self.fail(<_Failure>outcome)
-        self.count_taken()
+        self.drop_indices()
         return outcome
 
     cdef int check_usable(self) except -1:
@@ -678,31 +718,51 @@ cdef class PyDataloaderIter:
             Py_DECREF(self.epoch)
 
     cdef void count_taken(self) noexcept:
-        if self.stream is not None:
-            self.epoch.drawn.pop(self.taken, None)
+        # Together with the C half, before anything can be raised: the two counts must never part.
         dlrs_store(&self.taken, self.taken + 1)
+
+    cdef void drop_indices(self) noexcept:
+        if self.stream is not None:
+            self.epoch.drawn.pop(self.taken - 1, None)
 
     cdef uint64_t batch_items(self, uint64_t batch) noexcept:
         cdef uint64_t left = self.num_items - batch * self.epoch.recipe.batch_size
         return min(left, self.epoch.recipe.batch_size)
 
     cdef int fail(self, _Failure failure) except -1:
-        """Raise the exception of a failed batch, with a note that tells where it comes from."""
-        cdef uint64_t batch = self.taken
+        """Raise the exception of the batch that was taken last, with a note that tells where it comes from."""
+        cdef uint64_t batch = self.taken - 1
+        cdef uint64_t num_items = self.batch_items(batch)
+        cdef object error = failure.error
         if failure is OUT_OF_MEMORY:
-            failure = _Failure.of(MemoryError("no memory for the outcome of a batch"), -1)
+            error = MemoryError("no memory for the outcome of a batch")
         try:
-            indices = list(self.epoch.indices(batch, 0, self.batch_items(batch)))
-        except MemoryError:
-            indices = None
-        self.count_taken()
-        return dlrs_raise(explain(failure.error, indices, failure.position, batch, failure.worker))
+            error = not_the_end(error)
+            if failure.position >= 0:
+                indices = list(self.epoch.indices(batch, failure.position, 1))
+            else:
+                indices = list(self.epoch.indices(batch, 0, min(num_items, NOTED_INDICES)))
+            explain(error, indices, num_items, failure.position, batch, failure.worker)
+        except Exception:
+            pass    # no memory, or no room on the stack: the error is worth more than the note
+        except BaseException as interrupt:
+            # Ctrl-C, just here: neither is lost.
+            Py_INCREF(error)
+            PyException_SetCause(interrupt, <PyObject *>error)
+            raise
+        finally:
+            self.drop_indices()
+        if issubclass(type(error), StopIteration):
+            error = RuntimeError("a dataset or collate_fn raised StopIteration")
+        return dlrs_raise(error)
 
     cdef object make(self):
         """Make the next batch in the calling thread."""
+        cdef uint64_t batch = self.taken
         PyContext_Enter(self.epoch.context)
         try:
-            return self.epoch.make_batch(self.taken, self.batch_items(self.taken), True)
+            self.count_taken()
+            return self.epoch.make_batch(batch, self.batch_items(batch), True)
         finally:
             PyContext_Exit(self.epoch.context)
 
@@ -711,8 +771,6 @@ cdef class PyDataloaderIter:
         cdef dlrs_epoch *epoch_ptr = self.epoch.epoch_ptr
         cdef void *outcome = NULL
         cdef dlrs_status status
-        if self.epoch.recipe.num_workers == 0:
-            return self.take_own()
         while True:
             status = dlrs_epoch_take(epoch_ptr, &outcome)
             if status != DLRS_NOT_READY:
@@ -742,23 +800,25 @@ cdef class PyDataloaderIter:
                 interrupt = error
         if interrupt is not None:
             raise interrupt
-        status = dlrs_epoch_take(epoch_ptr, &outcome)
-        samples = self.taken_outcome(status, outcome)
-        if type(samples) is _Failure:
-            return samples
         PyContext_Enter(self.epoch.context)
         try:
+            status = dlrs_epoch_take(epoch_ptr, &outcome)
+            samples = self.taken_outcome(status, outcome)
+            if type(samples) is _Failure:
+                return samples
             return self.epoch.collated(samples)
         finally:
             PyContext_Exit(self.epoch.context)
 
     cdef object taken_outcome(self, dlrs_status status, void *outcome):
         if status == DLRS_OK:
+            self.count_taken()
             result = <object>outcome
             Py_DECREF(result)
             return result
         if status == DLRS_LOST:
-            return _Failure.of(MemoryError("no memory for the results of a batch"), -1)
+            self.count_taken()
+            return OUT_OF_MEMORY
         if status == DLRS_NO_WORKER:
             raise MemoryError("a worker thread could not be made known to the interpreter")
         self.check_usable()
@@ -790,6 +850,10 @@ def start_epoch(Recipe recipe not None, WorkerPool pool not None, source, uint64
     cdef PyObject *current = dlrs_get_current_epoch()
     cdef dlrs_epoch_options options
     cdef dlrs_status status
+    if pool.num_threads != recipe.num_threads:
+        raise ValueError(f"pool must have {recipe.num_threads} threads, got {pool.num_threads}")
+    if num_items > <uint64_t>len(source):
+        raise ValueError(f"num_items must be <= {len(source)}, the length of source, got {num_items}")
     iterator.num_items = num_items
     iterator.num_batches = num_items // recipe.batch_size + (num_items % recipe.batch_size != 0)
     iterator.complete = stream is None
@@ -825,3 +889,7 @@ def start_epoch(Recipe recipe not None, WorkerPool pool not None, source, uint64
     if recipe.num_workers > 0:
         iterator.offer(iterator.num_batches)
     return iterator
+
+
+# These two are nobody else's: what is in their fields is trusted.
+del globals()["_Failure"], globals()["_Epoch"]

@@ -6,48 +6,37 @@ import reprlib
 
 NOTE_START = "dataloader_rs: "
 
-# Longer lists of indices are cut in a note.
-NOTE_INDICES = 100
 
-
-def explain(error: BaseException, indices: list[int] | None, position: int, batch: int,
-            worker: int) -> BaseException:
-    """What to raise for a failed batch.
+def explain(error: BaseException, indices: list[int], num_items: int, position: int, batch: int,
+            worker: int) -> None:
+    """Put a note on the exception of a failed batch.
 
     Parameters
     ----------
     error : BaseException
         What user code raised.
-    indices : list of int or None
-        Of the batch, if known.
+    indices : list of int
+        The index of the item that failed; or, if the batch failed as a whole, those of its first items.
+    num_items : int
+        Of the batch.
     position : int
         Of the item that failed, in the batch; -1 if the batch failed as a whole.
     batch : int
         Its number in the epoch, from 0.
     worker : int
         Number of the worker, -1 for the calling thread.
-
-    Returns
-    -------
-    BaseException
-        `error`, with a note. Or a RuntimeError caused by it if it is a StopIteration, which would end the epoch in
-        silence (the rule of PEP 479).
     """
-    error = not_the_end(error)
     try:
-        _set_note(error, NOTE_START + _origin(indices, position, batch, worker))
+        _set_note(error, NOTE_START + _origin(indices, num_items, position, batch, worker))
     except Exception:
         # An exception that takes no notes is worth more than the note.
         pass
-    except BaseException as interrupt:
-        # Ctrl-C, just here: neither is lost.
-        raise interrupt from error
-    return error
 
 
 def not_the_end(error: BaseException) -> BaseException:
     """`error`, or a RuntimeError caused by it if it is a StopIteration, which would seem to end the epoch."""
-    if not isinstance(error, StopIteration):
+    # By its type: a class may answer anything to isinstance().
+    if not issubclass(type(error), StopIteration):
         return error
     result = RuntimeError("a dataset, sampler or collate_fn raised StopIteration")
     result.__cause__ = error
@@ -61,15 +50,13 @@ def interrupted(error: BaseException) -> RuntimeError:
     return result
 
 
-def _origin(indices: list[int] | None, position: int, batch: int, worker: int) -> str:
+def _origin(indices: list[int], num_items: int, position: int, batch: int, worker: int) -> str:
     thread = f"worker {worker}" if worker >= 0 else "the calling thread"
-    if indices is None:
-        what = f"batch {batch}"
-    elif 0 <= position < len(indices):
-        what = f"index {indices[position]} (position {position} of batch {batch})"
+    if position >= 0:
+        what = f"index {indices[0]} (position {position} of batch {batch})"
     else:
-        listed = ", ".join(map(str, indices[:NOTE_INDICES]))
-        more = f", ... {len(indices)} in all" if len(indices) > NOTE_INDICES else ""
+        listed = ", ".join(map(str, indices))
+        more = f", ... {num_items} in all" if num_items > len(indices) else ""
         what = f"indices [{listed}{more}] (batch {batch})"
     return f"raised for {what}, in {thread}"
 

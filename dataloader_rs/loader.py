@@ -184,11 +184,17 @@ class PyDataloader(Generic[B_co]):
             raise AttributeError(f"{name} is an argument of the loader and cannot be set: make a new PyDataloader")
         super().__setattr__(name, value)
 
-    def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in vars(self).items() if name not in RUNTIME}
+    def __getstate__(self) -> tuple[dict[str, object], dict[str, object]]:
+        """The arguments and what else was set, in the dictionary and in the slots of a subclass; no threads."""
+        state: Any = super().__getstate__()
+        in_dictionary, in_slots = state if isinstance(state, tuple) else (state, {})
+        return {name: value for name, value in in_dictionary.items() if name not in RUNTIME}, in_slots
 
-    def __setstate__(self, state: dict[str, object]) -> None:
-        vars(self).update(state)
+    def __setstate__(self, state: tuple[dict[str, object], dict[str, object]]) -> None:
+        in_dictionary, in_slots = state
+        vars(self).update(in_dictionary)
+        for name, value in in_slots.items():
+            setattr(self, name, value)
         self._prepare()
 
     def _order(self) -> tuple[object, int, IndexStream | None]:
@@ -200,16 +206,18 @@ class PyDataloader(Generic[B_co]):
             epoch = self._epochs.take()
             indices = ShuffledOrder(length, self._order_seed, epoch) if self.shuffle else range(length)
         else:
-            if _has_length(self.sampler):
+            length = _known_length(self.sampler)
+            if length is not None:
                 indices = read_all(self.sampler)
             else:
                 stream = IndexStream(self.sampler, self._recipe.batch_size, self.drop_last)
                 indices = stream.head
                 if stream.ended:
                     stream = None
-            if self._epochs.take() > 0 and not indices and stream is None and isinstance(self.sampler, Iterator):
-                warnings.warn(f"sampler {shown(self.sampler)} is an iterator that an earlier epoch has used up: "
-                              f"this epoch is empty", RuntimeWarning, stacklevel=3)
+            is_empty = stream is None and not indices
+            if self._epochs.take() > 0 and is_empty and (length or isinstance(self.sampler, Iterator)):
+                warnings.warn(f"sampler {shown(self.sampler)} yields nothing, as an iterator does that an earlier "
+                              f"epoch has used up: this epoch is empty", RuntimeWarning, stacklevel=3)
         num_items = len(indices)
         if self.drop_last:
             num_items -= num_items % self._recipe.batch_size
@@ -250,10 +258,9 @@ def _is_iterable(value: object) -> bool:
     return isinstance(value, Iterable) or hasattr(type(value), "__getitem__")
 
 
-def _has_length(sampler: object) -> bool:
-    """Does the sampler say how long it is? Some have a ``__len__`` only to say that they do not know."""
+def _known_length(sampler: object) -> int | None:
+    """How long the sampler says it is. Some have a ``__len__`` only to say that they do not know."""
     try:
-        len(sampler)  # type: ignore[arg-type]
+        return len(sampler)  # type: ignore[arg-type]
     except (TypeError, NotImplementedError):
-        return False
-    return True
+        return None

@@ -112,18 +112,23 @@ def _read(iterator: Iterator, count: int, position: int) -> tuple[Indices, BaseE
         error = raised
     try:
         indices = array("q", values)
-        if not indices or min(indices) >= 0:
-            return indices, error
     except Exception:
         # Too large for an array, or no index: one by one, it shows which.
-        pass
-    checked: list[int] = []
+        return _read_one_by_one(values, position, error)
+    if indices and min(indices) < 0:
+        first = next(i for i, index in enumerate(indices) if index < 0)
+        return indices[:first], _negative(indices[first], position + first)
+    return indices, error
+
+
+def _read_one_by_one(values: list, position: int, error: BaseException | None) -> tuple[Indices, BaseException | None]:
+    indices: list[int] = []
     try:
         for value in values:
-            checked.append(_checked(value, position + len(checked)))
+            indices.append(_checked(value, position + len(indices)))
     except BaseException as raised:
         error = raised
-    return checked, error
+    return indices, error
 
 
 def _checked(value: object, position: int) -> int:
@@ -133,8 +138,12 @@ def _checked(value: object, position: int) -> int:
         raise TypeError(f"sampler must yield integers, got {shown(value)} ({type(value).__name__}) "
                         f"at position {position}") from None
     if index < 0:
-        raise ValueError(f"sampler must yield indices >= 0, got {shown(index)} at position {position}")
+        raise _negative(index, position)
     return index
+
+
+def _negative(index: int, position: int) -> ValueError:
+    return ValueError(f"sampler must yield indices >= 0, got {shown(index)} at position {position}")
 
 
 def _joined(first: Indices, second: Indices) -> Indices:

@@ -7,6 +7,9 @@ import threading
 
 DEFAULT_STACK_SIZE = 8 << 20
 
+# Held while a thread is made known to `threading`, which then holds locks that the child of a fork could not get.
+_adopting = threading.RLock()
+
 
 def stack_size() -> int:
     """Stack of a worker, in bytes: as large as that of a main thread usually is, or what the program asked for."""
@@ -15,7 +18,8 @@ def stack_size() -> int:
 
 def adopt_thread(name: str) -> None:
     """Name the calling thread in `threading`, and give it the program's trace and profile functions."""
-    threading.current_thread().name = name
+    with _adopting:
+        threading.current_thread().name = name
     trace, profile = threading.gettrace(), threading.getprofile()
     if trace is not None:
         sys.settrace(trace)
@@ -24,10 +28,9 @@ def adopt_thread(name: str) -> None:
 
 
 def forget_thread() -> None:
-    """Take the calling thread out of `threading` again, before it ends.
+    """Take the calling thread out of `threading` again, before it ends. CPython 3.13 and newer do that themselves.
 
-    CPython 3.13 and newer would do it themselves, but late: after what the thread has in a `threading.local` is gone,
-    by when the interpreter may be. The functions of `adopt_thread` go first: what a dying thread drops may run Python code, and a hook that asks for
+    The functions of `adopt_thread` go first: what a dying thread drops may run Python code, and a hook that asks for
     `threading.current_thread()` would then register the thread anew.
     """
     sys.settrace(None)
@@ -35,7 +38,20 @@ def forget_thread() -> None:
     if sys.version_info < (3, 13):
         with threading._active_limbo_lock:  # type: ignore[attr-defined]
             threading._active.pop(threading.get_ident(), None)  # type: ignore[attr-defined]
-    else:
-        of_thread = getattr(threading, "_thread_local_info", None)
-        if of_thread is not None:
-            vars(of_thread).pop("_track_dummy_thread_ref", None)
+
+
+def hold_for_fork() -> None:
+    """Before a fork: wait until no worker is inside `threading`, and let none enter it."""
+    _adopting.acquire()
+    threading._active_limbo_lock.acquire()  # type: ignore[attr-defined]
+
+
+def release_in_parent() -> None:
+    """After the fork, in the parent."""
+    threading._active_limbo_lock.release()  # type: ignore[attr-defined]
+    _adopting.release()
+
+
+def release_in_child() -> None:
+    """After the fork, in the child, where `threading` has made its lock anew."""
+    _adopting.release()
