@@ -22,7 +22,7 @@ INSTALL := $(VENV)/bin/python -m pip install -qq --prefer-binary
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: build test ctest demo clean help
+.PHONY: build test ctest demo marks clean help
 
 build: $(EXTENSION)  ## compile the extension in place, if its sources changed
 
@@ -34,6 +34,9 @@ ctest: $(VENV)/with-test $(EXTENSION)  ## run the C tests only
 
 demo: $(VENV)/with-demo $(EXTENSION)  ## train on the digits images
 	$(VENV)/bin/python examples/digits.py
+
+marks: $(VENV)/with-test $(EXTENSION)  ## measure the speeds that the loader promises
+	$(VENV)/bin/python benchmarks/marks.py
 
 clean:  ## remove all that was built; the virtual environments stay
 	rm -rf build dist *.egg-info .pytest_cache dataloader_rs/*.so

@@ -1,0 +1,374 @@
+"""fork() while workers exist: the child builds threads of its own, and the parent goes on. Child processes that a
+dataset starts get an ordinary signal mask."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+from conftest import eventually, worker_threads
+from datasets import GatedDataset, Ids
+
+from dataloader_rs import PyDataloader
+
+PREAMBLE = """
+import faulthandler, gc, multiprocessing, os, signal, sys, threading, time, warnings
+from dataloader_rs import PyDataloader
+from datasets import Ids
+
+warnings.filterwarnings("ignore", "This process", DeprecationWarning)  # fork with threads, what this is about
+num_workers, items_in_parallel = map(int, sys.argv[1:3])
+
+class Busy(Ids):
+    def __getitem__(self, index):
+        end = time.monotonic() + 0.0003
+        while time.monotonic() < end:
+            pass
+        return index
+
+def load(dataset, batch_size=4, num_workers=num_workers):
+    return PyDataloader(dataset, batch_size, num_workers=num_workers, items_in_parallel=items_in_parallel)
+
+def complete(loader):
+    # Also for multiprocessing: a module-level function.
+    return sum(loader, []) == list(range(len(loader.dataset)))
+
+def num_worker_threads():
+    count = 0
+    for task in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{task}/comm") as comm:
+                count += comm.read().startswith("dlrs-")
+        except OSError:  # it ended meanwhile
+            pass
+    return count
+
+def has_worker_threads(number, patience=5):
+    # A thread gets its name a moment after it was made.
+    deadline = time.monotonic() + patience
+    while num_worker_threads() != number and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return num_worker_threads() == number
+
+def fork(loaders=1):
+    # Free-threaded Python can deadlock by itself in the child's half of os.fork() if another thread starts or ends
+    # meanwhile (3.13t: the lock of the dict that threading keeps its own locals in). So there all workers are up first.
+    threads = loaders * (max(num_workers, 1) * items_in_parallel if num_workers or items_in_parallel > 1 else 0)
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        while (sum(thread.name.startswith("dlrs-") for thread in threading.enumerate()) != threads
+               or num_worker_threads() != threads):
+            time.sleep(0.001)
+    return os.fork()
+
+def wait_for(child, patience=15):
+    deadline = time.monotonic() + patience
+    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGABRT)  # faulthandler shows where it hangs
+            os.waitpid(child, 0)
+            raise AssertionError("the child hangs")
+        time.sleep(0.002)
+    assert ended == (child, 0), ended
+
+def refuses(batches):
+    # next() on an iterator of the parent: RuntimeError, without waiting. "Under way": the parent was inside next().
+    start = time.monotonic()
+    try:
+        next(batches)
+    except RuntimeError as error:
+        return ("fork" in str(error) or "under way" in str(error)) and time.monotonic() - start < 1
+    return False
+"""
+
+SIZES = [(2, 1), (2, 3), (0, 1), (0, 3)]
+
+
+@pytest.fixture
+def run_forking(run_script):
+    """Run a script after the preamble with so many workers and parallel items; nothing may come on stderr."""
+
+    def run(source: str, size: tuple[int, int]):
+        return run_script(PREAMBLE + textwrap.dedent(source), *map(str, size), timeout=50)
+
+    return run
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_forked_child_loads_and_parent_goes_on(run_forking, size):
+    """B15: 20 forks with busy workers: in the child new loaders work, and the iterator taken over raises."""
+    run_forking("""
+        for _ in range(20):
+            loader = load(Busy(64))
+            batches = iter(loader)
+            taken = [next(batches) for _ in range(3)]
+            child = fork()
+            if child == 0:
+                assert complete(load(Ids(64), num_workers=0))
+                assert complete(load(Ids(64), num_workers=2))
+                assert refuses(batches) and refuses(batches)
+                assert complete(loader)
+                del batches, loader
+                gc.collect()
+                sys.exit(0)
+            assert sum(taken + list(batches), []) == list(range(64))
+            wait_for(child)
+            del batches, loader
+        """, size)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_child_that_touches_nothing_exits_normally(run_forking, size):
+    """A child that inherits a loader in mid-epoch and ignores it leaves in silence, through its exit handlers."""
+    run_forking("""
+        loader = load(Busy(64))
+        batches = iter(loader)
+        next(batches)
+        child = fork()
+        if child == 0:
+            sys.exit(0)
+        wait_for(child)
+        assert len(list(batches)) == 15
+        """, size)
+
+
+@pytest.mark.parametrize("size", [(2, 1), (2, 3), (0, 1)], ids=str)
+def test_child_drops_and_closes_what_it_took_over(run_forking, size):
+    """Closing, dropping and collecting the parent's loader and iterators in the child waits for nothing."""
+    run_forking("""
+        loader = load(Busy(64))
+        batches, finished, cycle = iter(loader), iter(loader), [iter(loader)]
+        cycle.append(cycle)
+        list(finished)
+        child = fork()
+        if child == 0:
+            start = time.monotonic()
+            loader.close()
+            assert next(finished, None) is None
+            del batches, finished, cycle, loader
+            gc.collect()
+            assert time.monotonic() - start < 2
+            sys.exit(0)
+        wait_for(child)
+        assert complete(loader)
+        """, size)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_grandchild_loads(run_forking, size):
+    """A child that uses the loader forks in turn: its child can use it as well."""
+    run_forking("""
+        loader = load(Busy(64))
+        oldest = iter(loader)
+        next(oldest)
+        child = fork()
+        if child == 0:
+            older = iter(loader)
+            next(older)
+            grandchild = fork()
+            if grandchild == 0:
+                assert refuses(older) and refuses(oldest) and complete(loader)
+                sys.exit(0)
+            wait_for(grandchild)
+            assert refuses(oldest) and len(list(older)) == 15
+            sys.exit(0)
+        wait_for(child)
+        assert len(list(oldest)) == 15
+        """, size)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_multiprocessing_fork_loads(run_forking, size):
+    """A Process and a Pool with the fork method use a loader that their parent already iterated."""
+    run_forking("""
+        fork = multiprocessing.get_context("fork")
+        loader = load(Busy(64))
+        batches = iter(loader)
+        next(batches)
+
+        def task(number):
+            return complete(loader) and refuses(batches)
+
+        def target():
+            sys.exit(0 if task(0) else 1)
+
+        process = fork.Process(target=target)
+        process.start()
+        process.join(15)
+        assert process.exitcode == 0, process.exitcode
+        with fork.Pool(2) as pool:
+            assert pool.map_async(task, range(6)).get(20) == [True] * 6
+            pool.close()
+            pool.join()
+        assert len(list(batches)) == 15
+        """, size)
+
+
+@pytest.mark.parametrize("size", [(2, 1), (2, 3), (0, 3)], ids=str)
+def test_worker_forks(run_forking, size):
+    """A dataset that forks in ``__getitem__``: the child, which is a copy of the worker, can use every loader."""
+    run_forking("""
+        class Forks(Ids):
+            def __getitem__(self, index):
+                if index % 16 == 5:
+                    child = fork(loaders=2)
+                    if child == 0:
+                        status = 1
+                        try:
+                            faulthandler.dump_traceback_later(10, exit=True)
+                            if complete(load(Ids(20))) and complete(other) and refuses(batches):
+                                status = 0
+                        finally:
+                            os._exit(status)
+                    wait_for(child)
+                return index
+
+        other = load(Ids(30))
+        assert complete(other)
+        loader = load(Forks(64))
+        batches = iter(loader)
+        assert sum(batches, []) == list(range(64))
+        """, size)
+
+
+@pytest.mark.parametrize("size", [(2, 1), (2, 3), (0, 1)], ids=str)
+def test_fork_while_another_thread_starts_epochs(run_forking, size):
+    """A fork that meets another thread in iter(), or at the birth or end of a loader, leaves a child that loads."""
+    run_forking("""
+        shared = load(Ids(40))
+        next(iter(shared))
+
+        def iterate():
+            while not done:
+                if births:
+                    assert complete(load(Ids(12)))
+                next(iter(shared))
+
+        births = getattr(sys, "_is_gil_enabled", lambda: True)()  # see fork()
+
+        done = False
+        other = threading.Thread(target=iterate)
+        other.start()
+        for _ in range(20):
+            child = fork()
+            if child == 0:
+                assert complete(shared) and complete(load(Ids(12)))
+                os._exit(0)
+            wait_for(child)
+            assert complete(shared)
+        done = True
+        other.join(10)
+        assert not other.is_alive()
+        """, size)
+
+
+def test_forked_child_starts_its_threads_once(run_forking):
+    """The child has no worker before its first epoch, and one pool of its own after several."""
+    run_forking("""
+        loader = load(Ids(64))
+        list(loader)
+        assert has_worker_threads(6)
+        child = fork()
+        if child == 0:
+            assert num_worker_threads() == 0
+            for _ in range(3):
+                assert complete(loader)
+            assert has_worker_threads(6)
+            sys.exit(0)
+        wait_for(child)
+        assert complete(loader) and has_worker_threads(6)
+        """, (2, 3))
+
+
+# ---- signals, as child processes and workers see them ----
+
+
+@pytest.mark.parametrize(("num_workers", "items_in_parallel"), [(0, 1), (0, 3), (2, 1), (2, 3)])
+def test_worker_terminates_a_child_process(num_workers, items_in_parallel):
+    """A dataset can terminate() a process it started: the process does not inherit blocked signals."""
+
+    class Runs(Ids):
+        def __getitem__(self, index: int) -> int:
+            with subprocess.Popen(["sleep", "60"]) as process:
+                process.terminate()
+                return process.wait(timeout=10)
+
+    loader = PyDataloader(Runs(4), 2, num_workers=num_workers, items_in_parallel=items_in_parallel)
+    assert list(loader) == [[-signal.SIGTERM] * 2] * 2
+
+
+@pytest.mark.parametrize(("num_workers", "items_in_parallel"), [(2, 1), (2, 3), (0, 3)])
+def test_user_code_runs_with_the_signals_of_who_started_the_workers(num_workers, items_in_parallel):
+    """In ``__getitem__`` and ``collate_fn`` exactly the signals are blocked that the starting thread had blocked."""
+
+    class Masks(Ids):
+        def __getitem__(self, index: int) -> set:
+            return signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+    def collate(samples: list) -> list:
+        return [*samples, signal.pthread_sigmask(signal.SIG_BLOCK, [])]
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+    try:
+        loader = PyDataloader(Masks(8), 2, num_workers=num_workers, items_in_parallel=items_in_parallel,
+                              collate_fn=collate)
+        masks = sum(loader, [])
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert masks == [before | {signal.SIGUSR2}] * 12
+
+
+def blocked_signals(worker: str) -> int:
+    """The mask of a thread as `worker_threads` names it; bit n - 1 is signal n."""
+    status = Path(f"/proc/self/task/{worker.split()[0]}/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("SigBlk")).split()[1], 16)
+
+
+@pytest.mark.parametrize(("num_workers", "items_in_parallel"), [(2, 1), (2, 3), (0, 3)])
+def test_parked_workers_leave_signals_to_others(num_workers, items_in_parallel):
+    """A worker has signals blocked while it is parked, before and after its work, and not while it works."""
+    asked = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGCHLD, signal.SIGUSR1]
+    wanted = sum(1 << number - 1 for number in asked)
+    before = worker_threads()
+    dataset = GatedDataset(4, closed={0})
+    loader = PyDataloader(dataset, 2, num_workers=num_workers, items_in_parallel=items_in_parallel)
+    batches = iter(loader)
+    if num_workers == 0:
+        consumer = threading.Thread(target=next, args=(batches,))
+        consumer.start()
+    dataset.wait_until_started({0})
+    num_threads = max(num_workers, 1) * items_in_parallel
+    assert eventually(lambda: len(worker_threads() - before) == num_threads)
+    workers = worker_threads() - before
+    assert eventually(lambda: sum(blocked_signals(worker) & wanted == wanted for worker in workers) == num_threads - 1)
+    assert sum(blocked_signals(worker) & wanted == 0 for worker in workers) == 1
+    dataset.open()
+    if num_workers == 0:
+        consumer.join()
+    list(batches)
+    assert eventually(lambda: all(blocked_signals(worker) & wanted == wanted for worker in workers))
+
+
+def test_python_fork_warning_is_all_that_is_said(run_script):
+    """From 3.12 on Python warns of a fork with threads, once there are workers and not before; else nothing is said."""
+    source = """
+        import os, sys, warnings
+        from dataloader_rs import PyDataloader
+        from datasets import Ids
+        loader = PyDataloader(Ids(8), 2, num_workers=2)
+        for used in range(2):
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                child = os.fork()
+                if child == 0:
+                    os._exit(0)
+                os.waitpid(child, 0)
+                print(len(said))
+            list(loader)
+        """
+    expected = ["0", "1" if sys.version_info >= (3, 12) else "0"]
+    assert run_script(source).stdout.splitlines() == expected
