@@ -635,3 +635,17 @@ def test_loader_is_a_context_manager_that_may_be_closed_again(num_workers):
         assert list(loader) == [[0], [1], [2]]
     loader.close()
     assert list(loader) == [[0], [1], [2]]
+
+
+class Slotted(PyDataloader):
+    __slots__ = ("extra",)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+def test_copy_carries_what_a_subclass_keeps_in_slots(copied):
+    """B55: free attributes, wherever they are kept."""
+    loader = Slotted(Ids(3), 2)
+    loader.extra = "kept"
+    twin = copied(loader)
+    assert twin.extra == "kept"
+    assert list(twin) == [[0, 1], [2]]

@@ -637,3 +637,11 @@ def test_exceptions_and_none_may_be_batches(batch, num_workers, items_in_paralle
     delivered = list(loader)
     assert len(delivered) == 3
     assert all(got is batch for got in delivered)
+
+
+def test_note_of_an_item_in_a_huge_batch_costs_nothing(num_workers):
+    """B07: one index is named without listing the others. Fails (for want of memory) on one that lists them."""
+    error = ValueError("first")
+    loader = PyDataloader(FailingDataset(1 << 40, {0: error}), 1 << 40, num_workers=num_workers)
+    assert outcome(loader) is error
+    assert "index 0 (position 0 of batch 0)" in our_notes(error)[0]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
 import threading
 
 import pytest
-from conftest import run_threaded
+from conftest import FREE_THREADED, run_threaded
 from datasets import FailingDataset, GatedDataset, Ids
+from reference import drained
 
 from dataloader_rs import PyDataloader, PyDataset
 
@@ -170,3 +172,64 @@ def test_dataset_that_the_collector_finished_off_is_not_asked_any_more():
         del dataset
         gc.collect()
     assert len(asked_after) <= rounds // 10
+
+
+@pytest.mark.parametrize("size", [(0, 1), (2, 1), (2, 2), (0, 2)])
+def test_recursion_error_inside_next_does_not_stop_the_epoch(size):
+    """A next() with little stack left raises, and the iterator goes on. Fails (hangs) where two counts part."""
+    num_workers, items_in_parallel = size
+    errors = {index: ValueError(index) for index in range(0, 400, 2)}
+    iterator = iter(PyDataloader(FailingDataset(400, errors), num_workers=num_workers,
+                                 items_in_parallel=items_in_parallel))
+
+    def dive(depth):
+        return next(iterator) if depth == 0 else dive(depth - 1)
+
+    limit = sys.getrecursionlimit()
+    for depth in range(limit - 100, limit):
+        try:
+            dive(depth)
+        except (ValueError, RecursionError):
+            pass
+    left = len(iterator)
+    assert len(drained(iterator)) == left > 0
+    assert len(iterator) == 0
+
+
+@pytest.mark.skipif(FREE_THREADED, reason="CPython leaves locks of objects that another thread held locked in a child")
+def test_process_forked_while_workers_are_born_can_load(run_script):
+    """Fails (a hung child now and then, on 3.11) where a worker may hold a lock of the interpreter at the fork."""
+    run_script("""
+        import os
+        from dataloader_rs import PyDataloader
+        from datasets import Ids
+        for _ in range(150):
+            loader = PyDataloader(Ids(50), 2, num_workers=8)
+            iterator = iter(loader)
+            child = os.fork()
+            if child == 0:
+                os._exit(len(list(loader)))
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 25
+        """, warnings="ignore", timeout=50)
+
+
+def test_subinterpreter_gets_an_import_error(run_script):
+    """It would share static types, and threads, with the main interpreter."""
+    finished = run_script("""
+        import dataloader_rs
+        from datasets import Ids
+        try:
+            import _interpreters as interpreters
+        except ImportError:
+            import _xxsubinterpreters as interpreters
+        interpreter = interpreters.create()
+        source = '''if True:
+            try:
+                import dataloader_rs
+            except ImportError:
+                print("refused", flush=True)
+            '''
+        (getattr(interpreters, "run_string", None) or interpreters.exec)(interpreter, source)
+        print(list(dataloader_rs.PyDataloader(Ids(2), num_workers=2)))
+        """, warnings="ignore")
+    assert finished.stdout.split("\n") == ["refused", "[[0], [1]]", ""]

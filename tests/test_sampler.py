@@ -508,3 +508,36 @@ def test_empty_epoch_of_an_iterable_does_not_warn():
     assert list(loader) == [[0], [1]]
     sampler.clear()
     assert list(loader) == []
+
+
+def test_sized_sampler_that_can_be_read_once_warns():
+    """An empty epoch where the sampler said that there are indices is worth a warning, whatever made it so."""
+
+    class Once:
+        def __init__(self):
+            self.iterator = iter([2, 0])
+
+        def __iter__(self):
+            return self.iterator
+
+        def __len__(self):
+            return 2
+
+    loader = PyDataloader(Ids(3), sampler=Once())
+    assert list(loader) == [[2], [0]]
+    with pytest.warns(RuntimeWarning, match="yields nothing"):
+        assert list(loader) == []
+
+
+def test_index_that_changes_its_mind_is_judged_once():
+    """What was checked is what the dataset gets."""
+
+    class Flips:
+        asked = 0
+
+        def __index__(self):
+            self.asked += 1
+            return -1 if self.asked == 1 else 1
+
+    with pytest.raises(ValueError, match="got -1 at position 0"):
+        iter(PyDataloader(Ids(3), sampler=[Flips()]))
