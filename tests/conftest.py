@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -29,6 +30,13 @@ def worker_threads() -> set[str]:
         if name.startswith("dlrs-"):
             found.add(f"{task.name} {name}")
     return found
+
+
+def is_parked(thread: int) -> bool:
+    """Does the worker with this native id wait for work? It has Ctrl-C blocked then, and only then."""
+    status = Path(f"/proc/self/task/{thread}/status").read_text()
+    blocked = next(line for line in status.splitlines() if line.startswith("SigBlk")).split()[1]
+    return bool(int(blocked, 16) >> signal.SIGINT - 1 & 1)
 
 
 def eventually(condition, patience: float = 10.0) -> bool:

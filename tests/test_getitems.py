@@ -1,5 +1,6 @@
 """``__getitems__``: a whole batch fetched by one call."""
 
+import itertools
 import threading
 
 import pytest
@@ -205,7 +206,7 @@ def test_stop_iteration_is_a_runtime_error(num_workers):
         raise error
 
     with pytest.raises(RuntimeError) as caught:
-        list(PyDataloader(Returning(4, fail), 2, num_workers=num_workers))
+        list(PyDataloader(Returning(2, fail), 2, num_workers=num_workers))
     assert caught.value.__cause__ is error
 
 
@@ -313,3 +314,10 @@ def test_wrapped_object_keeps_its_own(num_workers):
         assert hasattr(dataset, "__getitems__") == (kind is ForeignBatched)
         assert list(PyDataloader(dataset, 2, num_workers=num_workers)) == expected
     assert sorted(Foreign.calls) == [[0, 1], [2]]
+
+
+def test_answer_without_an_end_is_a_wrong_count(num_workers):
+    """It is refused like any other that is too long, not read for ever."""
+    loader = PyDataloader(Returning(2, lambda indices: itertools.repeat(0)), 2, num_workers=num_workers)
+    with pytest.raises(ValueError, match="at least 1004 samples for 2 indices"):
+        list(loader)
