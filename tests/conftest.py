@@ -32,11 +32,15 @@ def worker_threads() -> set[str]:
     return found
 
 
+def blocked_signals(thread: int) -> int:
+    """The mask of the thread with this native id; bit n - 1 is signal n."""
+    status = Path(f"/proc/self/task/{thread}/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("SigBlk")).split()[1], 16)
+
+
 def is_parked(thread: int) -> bool:
     """Does the worker with this native id wait for work? It has Ctrl-C blocked then, and only then."""
-    status = Path(f"/proc/self/task/{thread}/status").read_text()
-    blocked = next(line for line in status.splitlines() if line.startswith("SigBlk")).split()[1]
-    return bool(int(blocked, 16) >> signal.SIGINT - 1 & 1)
+    return bool(blocked_signals(thread) >> signal.SIGINT - 1 & 1)
 
 
 def eventually(condition, patience: float = 10.0) -> bool:

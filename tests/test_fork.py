@@ -8,10 +8,9 @@ import subprocess
 import sys
 import textwrap
 import threading
-from pathlib import Path
 
 import pytest
-from conftest import eventually, worker_threads
+from conftest import blocked_signals, eventually, worker_threads
 from datasets import GatedDataset, Ids
 
 from dataloader_rs import PyDataloader
@@ -322,12 +321,6 @@ def test_user_code_runs_with_the_signals_of_who_started_the_workers(num_workers,
     assert masks == [before | {signal.SIGUSR2}] * 12
 
 
-def blocked_signals(worker: str) -> int:
-    """The mask of a thread as `worker_threads` names it; bit n - 1 is signal n."""
-    status = Path(f"/proc/self/task/{worker.split()[0]}/status").read_text()
-    return int(next(line for line in status.splitlines() if line.startswith("SigBlk")).split()[1], 16)
-
-
 @pytest.mark.parametrize(("num_workers", "items_in_parallel"), [(2, 1), (2, 3), (0, 3)])
 def test_parked_workers_leave_signals_to_others(num_workers, items_in_parallel):
     """A worker has signals blocked while it is parked, before and after its work, and not while it works."""
@@ -343,7 +336,7 @@ def test_parked_workers_leave_signals_to_others(num_workers, items_in_parallel):
     dataset.wait_until_started({0})
     num_threads = max(num_workers, 1) * items_in_parallel
     assert eventually(lambda: len(worker_threads() - before) == num_threads)
-    workers = worker_threads() - before
+    workers = [int(name.split()[0]) for name in worker_threads() - before]
     assert eventually(lambda: sum(blocked_signals(worker) & wanted == wanted for worker in workers) == num_threads - 1)
     assert sum(blocked_signals(worker) & wanted == 0 for worker in workers) == 1
     dataset.open()
