@@ -181,6 +181,28 @@ static inline int dlrs_raise(PyObject *error)
     return -1;
 }
 
+/* ---- asking the dataset ----
+ *
+ * The dataset is borrowed from whoever keeps it alive for the length of the call: on free-threaded builds a reference
+ * of the caller's own would be counted, for each item, in a field that all threads share. */
+
+static inline PyObject *dlrs_get_item(PyObject *dataset, PyObject *index)
+{
+    return PyObject_GetItem(dataset, index);
+}
+
+static inline PyObject *dlrs_fetch(PyObject *fetch, PyObject *dataset, PyObject *run)
+{
+    PyObject *arguments[] = {NULL, dataset, run}; /* the first is the callee's to use */
+    return PyObject_Vectorcall(fetch, arguments + 1, 2 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+}
+
+/* Say, to code that looks for exceptions, that there is one. */
+static inline int dlrs_pass_on(void)
+{
+    return -1;
+}
+
 /* ---- fields that several threads use ---- */
 
 static inline uint64_t dlrs_load(const uint64_t *field)
@@ -198,10 +220,17 @@ static inline uint64_t dlrs_fetch_add(uint64_t *field, uint64_t value)
     return __atomic_fetch_add(field, value, __ATOMIC_ACQ_REL);
 }
 
-/* Set a flag; true if it was clear. Cleared by dlrs_store(flag, 0). */
+/* Set a flag; true if it was clear. Cleared by dlrs_store(flag, 0). For attached threads: with the GIL, no other looks
+ * at the flag meanwhile, and it need not be an atomic step. */
 static inline int dlrs_try_set(uint64_t *flag)
 {
+#ifdef Py_GIL_DISABLED
     return __atomic_exchange_n(flag, 1, __ATOMIC_ACQ_REL) == 0;
+#else
+    int was_clear = dlrs_load(flag) == 0;
+    dlrs_store(flag, 1);
+    return was_clear;
+#endif
 }
 
 #endif

@@ -32,7 +32,7 @@ from dataloader_rs._pool cimport *
 from dataloader_rs._shuffle cimport ShuffledOrder
 
 from dataloader_rs.errors import explain, interrupted, not_the_end
-from dataloader_rs.fetch import fetch_run
+from dataloader_rs.fetch import make_fetch_run
 from dataloader_rs.threads import adopt_thread, forget_thread, hold_for_fork, release_in_child, release_in_parent
 
 
@@ -58,6 +58,9 @@ cdef extern from "_bridge.h":
     void dlrs_store(uint64_t *field, uint64_t value)
     uint64_t dlrs_fetch_add(uint64_t *field, uint64_t value)
     bint dlrs_try_set(uint64_t *flag)
+    PyObject *dlrs_get_item(PyObject *dataset, PyObject *index)
+    PyObject *dlrs_fetch(PyObject *fetch, PyObject *dataset, PyObject *run)
+    int dlrs_pass_on() except -1
 
 cdef extern from "_freethreading.h":
     void dlrs_defer_refcount(object obj)
@@ -124,6 +127,7 @@ cdef class Recipe:
     cdef object dataset
     cdef object fetch_many
     cdef object collate_fn
+    cdef object fetch_run
     cdef readonly uint64_t batch_size
     cdef uint64_t capacity
     cdef uint64_t num_workers
@@ -135,6 +139,7 @@ cdef class Recipe:
         self.dataset = dataset
         self.fetch_many = fetch_many if items_in_parallel == 1 else None
         self.collate_fn = collate_fn
+        self.fetch_run = make_fetch_run()
         self.batch_size = batch_size
         self.num_workers = num_workers
         self.items_in_parallel = items_in_parallel
@@ -177,6 +182,22 @@ cdef class _Failure:
 
 # A worker must leave an outcome even when there is no memory to make one.
 cdef _Failure OUT_OF_MEMORY = _Failure.of(MemoryError("no memory for the outcome of a batch"), -1)
+
+
+cdef object raised():
+    # The exception that a C call has left, which is thereby handled. Entering a `try` for each item, in case there is
+    # one, would cost as much as a call.
+    try:
+        dlrs_pass_on()
+    except BaseException as error:
+        return error
+
+
+cdef inline object owned(PyObject *reference):
+    # The object, from a reference that is ours.
+    cdef object result = <object>reference
+    Py_DECREF(result)
+    return result
 
 
 cdef int64_t failed_position(iterator, uint64_t count) noexcept:
@@ -241,20 +262,46 @@ cdef class _Epoch:
             return (<ShuffledOrder>self.source).piece(first, count)
         return self.source[first:first + count]
 
+    cdef object index_at(self, uint64_t batch, uint64_t position):
+        """The index of one item of a batch."""
+        cdef uint64_t at
+        if batch >= self.source_batches:
+            return self.drawn[batch][position]
+        at = batch * self.recipe.batch_size + position
+        if self.source_is_range:
+            return at
+        if isinstance(self.source, ShuffledOrder):
+            return (<ShuffledOrder>self.source).piece(at, 1)[0]
+        return self.source[at]
+
     cdef object make_batch(self, uint64_t batch, uint64_t count, bint collate):
         """Fetch a whole batch one item after the other. The batch, or a `_Failure` in its place."""
-        cdef object iterator = None
-        cdef list samples
+        cdef object samples
+        if self.recipe.fetch_many is not None:
+            samples = self.fetch_many(batch, count)
+        elif count == 1:
+            samples = self.make_item(batch, 0)
+            if type(samples) is not _Failure:
+                samples = [samples]
+        else:
+            samples = self.fetch(batch, count)
+        if type(samples) is _Failure or not collate or self.recipe.collate_fn is None:
+            return samples
+        return self.collated(samples)
+
+    cdef object fetch_many(self, uint64_t batch, uint64_t count):
         try:
-            run = self.indices(batch, 0, count)
-            if self.recipe.fetch_many is not None:
-                samples = checked_samples(self.recipe.fetch_many(list(run)), count)
-            else:
-                iterator = iter(run)
-                samples = fetch_run(self.recipe.dataset, iterator)
+            return checked_samples(self.recipe.fetch_many(list(self.indices(batch, 0, count))), count)
         except BaseException as error:
-            return _Failure.of(error, failed_position(iterator, count))
-        return self.collated(samples) if collate else samples
+            return _Failure.of(error, -1)
+
+    cdef object fetch(self, uint64_t batch, uint64_t count):
+        cdef object iterator = iter(self.indices(batch, 0, count))
+        cdef PyObject *samples = dlrs_fetch(<PyObject *>self.recipe.fetch_run, <PyObject *>self.recipe.dataset,
+                                            <PyObject *>iterator)
+        if samples == NULL:
+            return _Failure.of(raised(), failed_position(iterator, count))
+        return owned(samples)
 
     cdef object collated(self, list samples):
         if self.recipe.collate_fn is None:
@@ -266,10 +313,11 @@ cdef class _Epoch:
 
     cdef object make_item(self, uint64_t batch, uint64_t position):
         """Fetch one item. The sample, or a `_Failure` in its place."""
-        try:
-            return self.recipe.dataset[self.indices(batch, position, 1)[0]]
-        except BaseException as error:
-            return _Failure.of(error, position)
+        cdef object index = self.index_at(batch, position)
+        cdef PyObject *sample = dlrs_get_item(<PyObject *>self.recipe.dataset, <PyObject *>index)
+        if sample == NULL:
+            return _Failure.of(raised(), position)
+        return owned(sample)
 
     cdef object gather(self, const dlrs_run *run):
         """Make the outcome of a batch from the results of its items, all of which this thread owns now."""

@@ -3,10 +3,20 @@ without leaving its loop; called from C, each item would cost about twice as muc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import FunctionType
 from typing import Any
 
 
-def fetch_run(dataset: Any, run: Iterator[int]) -> list:
-    """The items of a run, in order. What is left in `run` after an exception tells which item raised it."""
+def _fetch_run(dataset: Any, run: Iterator[int]) -> list:
     return [dataset[index] for index in run]
+
+
+def make_fetch_run() -> Callable[[Any, Iterator[int]], list]:
+    """A function ``fetch_run(dataset, run)`` that returns the items of a run, in order.
+
+    What is left in `run` after an exception tells which item raised it. Each loader has a copy of its own, because the
+    interpreter tunes a piece of code to the types that it meets there: loaders of two datasets that shared it would
+    undo each other's.
+    """
+    return FunctionType(_fetch_run.__code__.replace(), globals(), "fetch_run")
