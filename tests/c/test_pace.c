@@ -1,0 +1,269 @@
+/* Tests of the pace, with workers that are simulated: time is a number here, and what an item costs is a function of
+ * how many workers are awake. */
+#include "_pace.h"
+#include "check.h"
+
+#define MS 1000000ull
+#define SECOND (1000 * MS)
+
+enum { MOST_WORKERS = 64 };
+
+/* ns that an item takes while `awake` workers are awake. */
+typedef uint64_t cost_fn(unsigned awake);
+
+static uint64_t parallel(unsigned awake)
+{
+    (void)awake;
+    return 100000;
+}
+
+/* Two or more that fight for something get two thirds of what one gets done. */
+static uint64_t fighting(unsigned awake)
+{
+    return awake == 1 ? 100000 : 150000 * awake;
+}
+
+/* One at a time, however many there are. */
+static uint64_t serial(unsigned awake)
+{
+    return 100000 * awake;
+}
+
+static uint64_t on_two_cores(unsigned awake)
+{
+    return awake <= 2 ? 100000 : 52000 * awake;
+}
+
+static uint64_t sleeping(unsigned awake)
+{
+    (void)awake;
+    return 5 * MS;
+}
+
+static uint64_t dear_and_fighting(unsigned awake)
+{
+    return awake == 1 ? 5 * MS : 8 * MS * awake;
+}
+
+typedef struct workers {
+    dlrs_pace pace;
+    unsigned num;
+    uint64_t now;
+    bool awake[MOST_WORKERS];
+    uint64_t began[MOST_WORKERS], ends[MOST_WORKERS]; /* of the item each is at */
+    dlrs_pace_reports reports[MOST_WORKERS];
+    unsigned num_awake;
+    uint64_t items;
+    double mean_limit; /* over the last call of work() */
+    uint64_t random;
+} workers;
+
+static void begin_item(workers *w, unsigned i, cost_fn *cost)
+{
+    uint64_t mean = cost(w->num_awake);
+    w->began[i] = w->now;
+    w->ends[i] = w->now + mean * 9 / 10 + check_random(&w->random, mean / 5);
+}
+
+static void wake_up_to_limit(workers *w, cost_fn *cost)
+{
+    for (unsigned i = 0; i < w->num && w->num_awake < w->pace.limit; i++) {
+        if (!w->awake[i]) {
+            w->awake[i] = true;
+            w->num_awake++;
+            begin_item(w, i, cost);
+        }
+    }
+}
+
+static void workers_init(workers *w, unsigned num)
+{
+    memset(w, 0, sizeof *w);
+    w->num = num;
+    w->random = 1;
+    w->now = 1;
+    dlrs_pace_init(&w->pace, num);
+}
+
+/* Let `duration` ns pass. Items finished per ns. */
+static double work(workers *w, cost_fn *cost, uint64_t duration)
+{
+    uint64_t start = w->now, items = w->items;
+    double limit_ns = 0;
+    wake_up_to_limit(w, cost);
+    while (w->now - start < duration) {
+        unsigned first = MOST_WORKERS;
+        for (unsigned i = 0; i < w->num; i++) {
+            if (w->awake[i] && (first == MOST_WORKERS || w->ends[i] < w->ends[first]))
+                first = i;
+        }
+        CHECK(first < MOST_WORKERS);
+        limit_ns += (double)w->pace.limit * (double)(w->ends[first] - w->now);
+        w->now = w->ends[first];
+        w->items++;
+        dlrs_pace_report(&w->pace, &w->reports[first], 1, w->now - w->began[first], w->now, w->num_awake);
+        CHECK(w->pace.limit >= 1 && w->pace.limit <= w->num);
+        if (w->num_awake > w->pace.limit) {
+            w->awake[first] = false;
+            w->num_awake--;
+        } else {
+            begin_item(w, first, cost);
+        }
+        wake_up_to_limit(w, cost);
+    }
+    w->mean_limit = limit_ns / (double)(w->now - start);
+    return (double)(w->items - items) / (double)(w->now - start);
+}
+
+static double ideal(cost_fn *cost, unsigned awake)
+{
+    return (double)awake / (double)cost(awake);
+}
+
+static void test_begins_with_all(void)
+{
+    workers w;
+    for (unsigned num = 1; num <= 5; num++) {
+        workers_init(&w, num);
+        CHECK_EQUAL(w.pace.limit, num);
+    }
+}
+
+static void test_one_worker_is_never_paced(void)
+{
+    workers w;
+    workers_init(&w, 1);
+    work(&w, serial, SECOND);
+    CHECK(w.mean_limit == 1);
+}
+
+static void test_fighting_workers_are_parked_within_a_tenth_of_a_second(void)
+{
+    static const unsigned nums[] = {2, 3, 4, 8};
+    for (unsigned i = 0; i < sizeof nums / sizeof nums[0]; i++) {
+        workers w;
+        workers_init(&w, nums[i]);
+        work(&w, fighting, SECOND);
+        double rate = work(&w, fighting, 5 * SECOND);
+        CHECK(rate > 0.97 * ideal(fighting, 1));
+    }
+    workers w;
+    workers_init(&w, 2);
+    work(&w, fighting, 100 * MS);
+    CHECK_EQUAL(w.pace.limit, 1);
+}
+
+static void test_parallel_workers_lose_a_percent_at_most(void)
+{
+    static const unsigned nums[] = {2, 3, 5, 64};
+    for (unsigned i = 0; i < sizeof nums / sizeof nums[0]; i++) {
+        workers w;
+        workers_init(&w, nums[i]);
+        CHECK(work(&w, parallel, 10 * SECOND) > 0.99 * ideal(parallel, nums[i]));
+    }
+}
+
+static void test_items_that_wait_are_left_alone(void)
+{
+    workers w;
+    workers_init(&w, 64);
+    work(&w, sleeping, 10 * SECOND);
+    CHECK(w.mean_limit == 64);
+}
+
+static void test_dear_items_are_left_alone(void)
+{
+    workers w;
+    workers_init(&w, 2);
+    work(&w, dear_and_fighting, 2 * SECOND);
+    CHECK_EQUAL(w.pace.limit, 2);
+}
+
+static void test_too_many_for_the_processors_cost_nothing(void)
+{
+    workers w;
+    workers_init(&w, 8);
+    work(&w, on_two_cores, SECOND);
+    CHECK(work(&w, on_two_cores, 5 * SECOND) > 0.95 * ideal(on_two_cores, 2));
+}
+
+static void test_where_it_makes_no_difference_nothing_is_lost(void)
+{
+    workers w;
+    workers_init(&w, 4);
+    CHECK(work(&w, serial, 10 * SECOND) > 0.97 * ideal(serial, 1));
+}
+
+static void test_adapts_within_a_second_when_the_items_change(void)
+{
+    workers w;
+    workers_init(&w, 2);
+    for (unsigned round = 0; round < 20; round++) {
+        work(&w, fighting, SECOND + round * 37 * MS);
+        CHECK(work(&w, fighting, 300 * MS) > 0.9 * ideal(fighting, 1));
+        work(&w, parallel, SECOND);
+        CHECK(work(&w, parallel, 300 * MS) > 0.9 * ideal(parallel, 2));
+    }
+}
+
+static void test_a_stall_lets_all_go_and_holds(void)
+{
+    workers w;
+    workers_init(&w, 4);
+    work(&w, fighting, SECOND);
+    for (uint64_t hold = SECOND; hold <= 64 * SECOND; hold *= 2) {
+        dlrs_pace_stall(&w.pace, w.now);
+        CHECK_EQUAL(w.pace.limit, 4);
+        CHECK(dlrs_pace_is_stalled(&w.pace, w.now));
+        work(&w, fighting, hold - 10 * MS);
+        CHECK_EQUAL(w.pace.limit, 4);
+        work(&w, fighting, SECOND);
+        CHECK(!dlrs_pace_is_stalled(&w.pace, w.now));
+        CHECK(w.pace.limit < 4);
+    }
+}
+
+static void test_a_disturbed_trial_decides_nothing(void)
+{
+    workers w;
+    workers_init(&w, 2);
+    for (unsigned i = 0; i < 200; i++) {
+        work(&w, fighting, 25 * MS);
+        dlrs_pace_disturb(&w.pace);
+        CHECK_EQUAL(w.pace.limit, 2);
+    }
+}
+
+static void test_times_that_go_back_do_no_harm(void)
+{
+    dlrs_pace pace;
+    dlrs_pace_reports reports[2] = {0};
+    uint64_t random = 3;
+    dlrs_pace_init(&pace, 2);
+    uint64_t now = SECOND;
+    for (unsigned i = 0; i < 200000; i++) {
+        now += check_random(&random, 20000);
+        uint64_t late = now - check_random(&random, 50000);
+        dlrs_pace_report(&pace, &reports[check_random(&random, 2)], check_random(&random, 3), check_random(&random, 20000),
+                         late, 1 + (unsigned)check_random(&random, 2));
+        CHECK(pace.limit >= 1 && pace.limit <= 2);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    check_begin(argc, argv);
+    RUN(test_begins_with_all);
+    RUN(test_one_worker_is_never_paced);
+    RUN(test_fighting_workers_are_parked_within_a_tenth_of_a_second);
+    RUN(test_parallel_workers_lose_a_percent_at_most);
+    RUN(test_items_that_wait_are_left_alone);
+    RUN(test_dear_items_are_left_alone);
+    RUN(test_too_many_for_the_processors_cost_nothing);
+    RUN(test_where_it_makes_no_difference_nothing_is_lost);
+    RUN(test_adapts_within_a_second_when_the_items_change);
+    RUN(test_a_stall_lets_all_go_and_holds);
+    RUN(test_a_disturbed_trial_decides_nothing);
+    RUN(test_times_that_go_back_do_no_harm);
+    return check_end();
+}
