@@ -1,7 +1,12 @@
 /* What POSIX leaves to each system: a condition that waits on the monotonic clock, a thread's name, the number of
- * processors this process may use. Linux (glibc) and macOS. Included by _pool.c alone. */
+ * processors this process may use, locks that are held for moments. Linux (glibc) and macOS. Included by C files alone, and before all else, since it says what the system's
+ * headers should declare. */
 #ifndef DLRS_PLATFORM_H
 #define DLRS_PLATFORM_H
+
+#if defined(__linux__) && !defined(_GNU_SOURCE)
+#define _GNU_SOURCE /* pthread_setname_np, sched_getaffinity, adaptive mutexes */
+#endif
 
 #include <errno.h>
 #include <pthread.h>
@@ -52,6 +57,28 @@ static inline void dlrs_cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *l
                                 .tv_nsec = (long)(deadline_ns % DLRS_NS_PER_S)};
     pthread_cond_timedwait(cond, lock, &deadline);
 #endif
+}
+
+/* A lock whose holders keep it for less than it takes to sleep and be woken: who finds it taken looks again first. */
+static inline int dlrs_mutex_init(pthread_mutex_t *lock)
+{
+    pthread_mutexattr_t attributes;
+    int error = pthread_mutexattr_init(&attributes);
+    if (error != 0)
+        return error;
+#ifdef __GLIBC__
+    pthread_mutexattr_settype(&attributes, PTHREAD_MUTEX_ADAPTIVE_NP);
+#endif
+    error = pthread_mutex_init(lock, &attributes);
+    pthread_mutexattr_destroy(&attributes);
+    return error;
+}
+
+/* Sleep for less than a second. */
+static inline void dlrs_sleep(uint64_t duration_ns)
+{
+    struct timespec duration = {.tv_nsec = (long)duration_ns};
+    nanosleep(&duration, NULL);
 }
 
 /* Name the calling thread for `ps`, debuggers and profilers; at most 15 bytes are kept on Linux. */

@@ -1,0 +1,51 @@
+/* The gate. See _gate.h for what it promises. */
+#include "_platform.h"
+
+#include "_gate.h"
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+/* A consumer that is let in comes within LOOK_NS if it is awake; a worker that sleeps in between saves the processor for
+ * whoever holds things up. */
+static const uint64_t LOOK_NS = 20000;
+static const uint64_t SLEEP_NS = 50000;
+static const uint64_t ASIDE_MOST_NS = 2000000;
+
+static atomic_uint asking;
+
+void dlrs_gate_ask(void)
+{
+    atomic_fetch_add(&asking, 1);
+}
+
+void dlrs_gate_passed(void)
+{
+    atomic_fetch_sub(&asking, 1);
+}
+
+bool dlrs_gate_is_asked(void)
+{
+    return atomic_load_explicit(&asking, memory_order_relaxed) > 0;
+}
+
+void dlrs_gate_stand_aside(void)
+{
+    if (!dlrs_gate_is_asked())
+        return;
+    uint64_t start = dlrs_now_ns(), spent = 0;
+    while (dlrs_gate_is_asked() && spent < ASIDE_MOST_NS) {
+        if (spent < LOOK_NS) {
+            for (int i = 0; i < 32 && dlrs_gate_is_asked(); i++)
+                dlrs_relax();
+        } else {
+            dlrs_sleep(SLEEP_NS);
+        }
+        spent = dlrs_now_ns() - start;
+    }
+}
+
+void dlrs_gate_reset(void)
+{
+    atomic_store(&asking, 0);
+}
