@@ -13,7 +13,7 @@ BUILD_DIR = f"build/{sys.implementation.cache_tag}{sys.abiflags}"
 
 # The C parts of each. A part's header is named even if it is gone: an up-to-date object would hide that it is missing.
 C_PARTS = {
-    "dataloader_rs/_core": ["dataloader_rs/_pool", "dataloader_rs/_reorder"],
+    "dataloader_rs/_core": ["dataloader_rs/_pool", "dataloader_rs/_reorder", "dataloader_rs/_pace", "dataloader_rs/_gate"],
     "dataloader_rs/_shuffle": ["dataloader_rs/_order"],
 }
 HEADERS = {*glob("dataloader_rs/*.h"), *(f"{part}.h" for parts in C_PARTS.values() for part in parts)}

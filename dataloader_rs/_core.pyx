@@ -274,8 +274,11 @@ cdef class _Epoch:
             return (<ShuffledOrder>self.source).piece(at, 1)[0]
         return self.source[at]
 
-    cdef object make_batch(self, uint64_t batch, uint64_t count, bint collate):
-        """Fetch a whole batch one item after the other. The batch, or a `_Failure` in its place."""
+    cdef object make_batch(self, dlrs_worker *worker, uint64_t batch, uint64_t count, bint collate):
+        """Fetch a whole batch one item after the other. The batch, or a `_Failure` in its place.
+
+        `worker` is NULL on the calling thread.
+        """
         cdef object samples
         if self.recipe.fetch_many is not None:
             samples = self.fetch_many(batch, count)
@@ -284,7 +287,7 @@ cdef class _Epoch:
             if type(samples) is not _Failure:
                 samples = [samples]
         else:
-            samples = self.fetch(batch, count)
+            samples = self.fetch(worker, batch, count)
         if type(samples) is _Failure or not collate or self.recipe.collate_fn is None:
             return samples
         return self.collated(samples)
@@ -295,13 +298,30 @@ cdef class _Epoch:
         except BaseException as error:
             return _Failure.of(error, -1)
 
-    cdef object fetch(self, uint64_t batch, uint64_t count):
+    cdef object fetch(self, dlrs_worker *worker, uint64_t batch, uint64_t count):
         cdef object iterator = iter(self.indices(batch, 0, count))
-        cdef PyObject *samples = dlrs_fetch(<PyObject *>self.recipe.fetch_run, <PyObject *>self.recipe.dataset,
-                                            <PyObject *>iterator)
-        if samples == NULL:
-            return _Failure.of(raised(), failed_position(iterator, count))
-        return owned(samples)
+        cdef object run = iterator
+        cdef list samples = None
+        cdef PyObject *fetched
+        cdef uint64_t left = count
+        cdef uint64_t piece = count if worker == NULL else dlrs_worker_pace(worker, 0, count)
+        while True:
+            if piece < count:
+                run = islice(iterator, piece)
+            fetched = dlrs_fetch(<PyObject *>self.recipe.fetch_run, <PyObject *>self.recipe.dataset, <PyObject *>run)
+            if fetched == NULL:
+                return _Failure.of(raised(), failed_position(iterator, count))
+            if piece == count:
+                return owned(fetched)
+            if samples is None:
+                samples = owned(fetched)
+            else:
+                samples += owned(fetched)
+            left -= piece
+            piece = dlrs_worker_pace(worker, piece, left)
+            if left == 0:
+                return samples
+            dlrs_worker_let_consumers_pass(worker)
 
     cdef object collated(self, list samples):
         if self.recipe.collate_fn is None:
@@ -344,7 +364,7 @@ cdef class _Epoch:
             if run.singly:
                 outcome = self.make_item(run.batch, run.position)
             else:
-                outcome = self.make_batch(run.batch, run.batch_items, True)
+                outcome = self.make_batch(worker, run.batch, run.batch_items, True)
         except BaseException:
             return OUT_OF_MEMORY
         sign(outcome, worker)
@@ -423,6 +443,7 @@ cdef bint work_for_epoch(dlrs_worker *worker, dlrs_run *run) noexcept:
     enter_context(context)
     dlrs_set_current_epoch(<PyObject *>epoch)
     while more and run.user == <void *>epoch:
+        dlrs_worker_let_consumers_pass(worker)
         outcome = epoch.work(worker, run)
         more = dlrs_worker_next(worker, run, outcome, &unwanted, &orphan)
         if unwanted != NULL:
@@ -472,6 +493,10 @@ cdef bint on_worker_of(uint64_t pool_id) except -1:
     return pool_id in (<_Epoch>current).pools
 
 
+def _always():
+    return True
+
+
 cdef object exiting(what):
     # What to raise when there are no workers any more because the interpreter exits. A thread that is still in a loop
     # then is a daemon thread, which ends without a word; the interpreter would stop it a moment later anyway.
@@ -489,6 +514,8 @@ cdef class WorkerPool:
     num_threads : int
     stack_size : int
         Of each thread, in bytes.
+    adaptive : bool
+        Whether to keep workers parked that only get in each other's way.
 
     Raises
     ------
@@ -509,7 +536,7 @@ cdef class WorkerPool:
     cdef readonly uint64_t generation
     cdef uint64_t closed
 
-    def __cinit__(self, unsigned num_threads, size_t stack_size):
+    def __cinit__(self, unsigned num_threads, size_t stack_size, bint adaptive):
         cdef dlrs_pool_options options
         cdef dlrs_status status
         cdef int os_error = 0
@@ -520,6 +547,8 @@ cdef class WorkerPool:
         options.hooks = dlrs_python_hooks(&python)
         options.num_threads = num_threads
         options.stack_size = stack_size
+        options.exclusive = getattr(sys, "_is_gil_enabled", _always)()
+        options.adaptive = adaptive
         with nogil:
             status = dlrs_pool_new(&options, &self.pool_ptr, &os_error)
         if status == DLRS_NO_THREAD:
@@ -814,7 +843,7 @@ cdef class PyDataloaderIter:
         PyContext_Enter(self.epoch.context)
         try:
             self.count_taken()
-            return self.epoch.make_batch(batch, self.batch_items(batch), True)
+            return self.epoch.make_batch(NULL, batch, self.batch_items(batch), True)
         finally:
             PyContext_Exit(self.epoch.context)
 
@@ -829,6 +858,7 @@ cdef class PyDataloaderIter:
                 return self.taken_outcome(status, outcome)
             with nogil:
                 status = dlrs_epoch_wait(epoch_ptr, SIGNAL_CHECK_NS)
+            dlrs_epoch_attached(epoch_ptr)
             if status == DLRS_NOT_READY:
                 PyErr_CheckSignals()
 
@@ -846,6 +876,7 @@ cdef class PyDataloaderIter:
         while status == DLRS_NOT_READY:
             with nogil:
                 status = dlrs_epoch_wait(epoch_ptr, SIGNAL_CHECK_NS)
+            dlrs_epoch_attached(epoch_ptr)
             try:
                 PyErr_CheckSignals()
             except BaseException as error:

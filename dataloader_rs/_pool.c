@@ -13,11 +13,18 @@
  * and whoever claims wakes one more if there is something left to claim. So nothing is ever claimable while everybody parks, and no crowd is woken for
  * one batch.
  *
+ * Who is awake. A worker is awake from when it has found something to claim until it is back, detached, having found
+ * nothing. The pace (_pace.h) says how many may be; the others stay parked though there is work. Items may wait for each
+ * other, so one of those who stay watches, and lets all of them go when nothing gets finished for STALL_NS.
+ *
+ * NOTE [ cheap runs ] Where only one thread can be attached at a time, workers and the consumer take turns, and a turn
+ * costs more than a cheap run. So for as long as runs are cheap a turn is made long: one worker fills the whole window
+ * before the consumer comes back in, and it begins to fill again when the consumer has emptied the window and waits, or
+ * has stayed away for LINGER_NS. Whoever waits meanwhile looks for the other for a few microseconds before it parks.
+ *
  * Two locks, taken in this order: `process.lock`, then the lock of a pool. The first guards what is counted and
  * listed about all pools and is used when threads start and end; the second guards the work of one pool. */
-#if defined(__linux__) && !defined(_GNU_SOURCE)
-#define _GNU_SOURCE /* pthread_setname_np, sched_getaffinity */
-#endif
+#include "_platform.h"
 
 #include "_pool.h"
 
@@ -28,10 +35,28 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "_platform.h"
+#include "_gate.h"
+#include "_pace.h"
 
-/* How long a consumer looks for its batch before it parks: about what parking and being woken costs twice. */
-enum { SPIN_NS = 5000, SPIN_FLOOR_NS = 250 };
+enum {
+    /* How long one looks for what one waits for before one parks: about what parking and being woken costs; longer
+     * where it is known to be a turn of cheap runs. Not at all if it took much longer the last times. */
+    SPIN_NS = 5000,
+    SPIN_TURN_NS = 40000,
+    WORTH_SPINNING = 4,
+
+    CHEAP_NS = 20000,     /* a run that takes less is cheap; about what two turns cost */
+    PATIENCE_NS = 300000, /* how long a consumer whose batch is ready lets a worker go on with cheap runs */
+    LINGER_NS = 1000000,  /* how long a worker leaves room for cheap runs alone if no consumer waits */
+    STALL_NS = 5000000,   /* nothing finished for so long may mean that items wait for each other */
+
+    /* An item or a run that is much shorter than it takes to read the clock is timed together with others. */
+    TIMED_NS = 1500,
+    TIMED_RUNS = 16,
+
+    WHOLE_NS = 200000, /* a run of so much is done in one go */
+    PIECE_NS = 100000, /* a longer one in pieces of so much */
+};
 
 struct dlrs_worker {
     /* Set once before the thread starts. */
@@ -39,6 +64,21 @@ struct dlrs_worker {
     unsigned index;
     sigset_t work_signals; /* signals blocked while it works: what its maker had blocked */
     char name[40];
+
+    /* The worker's own. */
+    void *thread_context;    /* what the `enter` hook returned */
+    uint64_t run_began_ns;   /* the oldest run that is not timed yet; 0 while it has none */
+    uint64_t reported_ns;    /* when its last piece or run was finished, or the same; 0 as well */
+    uint64_t untimed_runs;   /* finished since then */
+    uint64_t untimed_items;
+    uint64_t run_ns;         /* how long a run takes, a moving average; 0 before the first is done */
+    uint64_t item_ns;        /* how long an item takes, likewise */
+    uint64_t items_reported; /* of the run it is at */
+    uint64_t waited_ns;      /* how long it waits for cheap runs to claim, likewise */
+
+    /* Guarded by `pool->lock`. */
+    bool is_awake;
+    dlrs_pace_reports reports;
 };
 
 struct dlrs_epoch {
@@ -53,7 +93,8 @@ struct dlrs_epoch {
     atomic_bool head_is_ready;
 
     /* The consumer's own. */
-    uint64_t spin_ns;
+    uint64_t waited_ns; /* how long it waits for a batch, a moving average */
+    bool asks_gate; /* from when its batch is ready until it has attached */
 
     /* Guarded by `pool->lock`. */
     dlrs_ring ring;
@@ -65,6 +106,7 @@ struct dlrs_epoch {
     uint64_t reclaim_cursor;
     bool cancelled;
     bool consumer_waits;
+    bool consumer_waits_for_turn; /* it need not be told when the head is ready, but when the turn is over */
     dlrs_epoch *next, *previous; /* circle of the pool's epochs, until cancelled */
     pthread_cond_t head_ready;   /* the head of the ring is ready, or the pool is stopping; the consumer waits */
 };
@@ -74,19 +116,36 @@ struct dlrs_pool {
     dlrs_hooks hooks;
     uint64_t id;
     uint64_t generation;
-    uint64_t spin_ns;
+    unsigned num_processors;
     unsigned num_threads;
+    bool exclusive;
+    bool adaptive;
 
     /* Written under `lock`, read anywhere. Set once, never cleared. */
     atomic_bool stopping;
     atomic_bool failed; /* a worker could not start its work; implies stopping */
+
+    /* Written under `lock`; hints that may be read without it. */
+    atomic_bool turn_is_over; /* a worker came back since one last claimed; see NOTE [ cheap runs ] */
+    atomic_uint calls; /* changes when the worker that spins has something to claim */
+
+    atomic_uint num_finished; /* runs, and pieces of runs; may wrap; written by workers, without `lock` */
 
     pthread_mutex_t lock;
     /* Guarded by `lock`. */
     dlrs_epoch *turn; /* any of the circle of epochs, the one to be asked first; NULL without epochs */
     unsigned parked;  /* workers that wait for `work_ready` */
     unsigned waking;  /* how many of them have been signalled; waking <= parked */
+    unsigned awake;   /* workers that are */
     unsigned coming;  /* workers that found something to claim and are about to claim it */
+    unsigned hungry;  /* consumers that wait, or are about to, and whose batch is not ready */
+    bool spinning;    /* one of the workers looks for a change of `calls` instead of waiting for `work_ready` */
+    bool watched;     /* one of the workers that are parked looks whether anything gets finished */
+    dlrs_pace pace;
+    uint64_t run_ns;          /* how long a run takes, a moving average; 0 before the first is done */
+    uint64_t last_report_ns;
+    uint64_t lingers_until_ns; /* see NOTE [ cheap runs ] */
+    unsigned lingering;        /* workers that are parked until then */
     pthread_cond_t work_ready; /* a run can be claimed, or stopping; workers wait */
 
     /* Guarded by `process.lock`. */
@@ -126,6 +185,7 @@ static void in_forked_child(void)
     process.has_condition = false; /* may have had waiters; it is made anew before its next use */
     process.pools = NULL;
     process.live = 0;
+    dlrs_gate_reset();
 }
 
 static pthread_once_t fork_handler_once = PTHREAD_ONCE_INIT;
@@ -210,11 +270,27 @@ static bool can_open_locked(const dlrs_epoch *epoch)
            && dlrs_ring_has_room(&epoch->ring);
 }
 
+/* Do workers and consumers take turns? See NOTE [ cheap runs ]. */
+static bool takes_turns_locked(const dlrs_pool *pool)
+{
+    return pool->exclusive && pool->run_ns > 0 && pool->run_ns < CHEAP_NS
+           && !dlrs_pace_is_stalled(&pool->pace, pool->last_report_ns);
+}
+
+/* How many workers may be awake. */
+static unsigned limit_locked(const dlrs_pool *pool)
+{
+    if (!pool->adaptive)
+        return pool->num_threads;
+    return takes_turns_locked(pool) ? 1 : pool->pace.limit;
+}
+
 static void head_changed_locked(dlrs_epoch *epoch)
 {
     bool ready = dlrs_ring_head_ready(&epoch->ring);
-    atomic_store_explicit(&epoch->head_is_ready, ready, memory_order_release);
-    if (ready && epoch->consumer_waits)
+    if (ready != atomic_load_explicit(&epoch->head_is_ready, memory_order_relaxed))
+        atomic_store_explicit(&epoch->head_is_ready, ready, memory_order_release);
+    if (ready && epoch->consumer_waits && !epoch->consumer_waits_for_turn)
         pthread_cond_signal(&epoch->head_ready);
 }
 
@@ -277,11 +353,32 @@ static bool claimable_locked(const dlrs_pool *pool)
     return false;
 }
 
-static void wake_worker_locked(dlrs_pool *pool)
+/* Is a worker that could claim to leave it for a while? */
+static bool lingers_locked(const dlrs_pool *pool, uint64_t now_ns)
 {
-    if (pool->coming == 0 && pool->parked > pool->waking && claimable_locked(pool)) {
+    return takes_turns_locked(pool) && pool->hungry == 0 && now_ns < pool->lingers_until_ns;
+}
+
+static void signal_worker_locked(dlrs_pool *pool)
+{
+    if (pool->parked > pool->waking) {
         pool->waking++;
         pthread_cond_signal(&pool->work_ready);
+    }
+}
+
+/* Called whenever something may have become claimable. A worker that comes decides for itself whether it may claim. */
+static void wake_worker_locked(dlrs_pool *pool)
+{
+    if (pool->coming > 0 || (!pool->spinning && pool->parked <= pool->waking) || !claimable_locked(pool))
+        return;
+    if (pool->awake >= limit_locked(pool)) {
+        if (!pool->watched)
+            signal_worker_locked(pool);
+    } else if (pool->spinning) {
+        atomic_fetch_add_explicit(&pool->calls, 1, memory_order_release);
+    } else {
+        signal_worker_locked(pool);
     }
 }
 
@@ -315,40 +412,235 @@ static void block_signals(sigset_t *before)
     pthread_sigmask(SIG_SETMASK, &blocked, before);
 }
 
+/* Threads that run in parallel are what looking for each other is for. */
+static bool may_spin_locked(const dlrs_pool *pool)
+{
+    return pool->num_processors > limit_locked(pool);
+}
+
+static bool is_worth_spinning(uint64_t waited_ns, uint64_t spin_ns)
+{
+    return waited_ns < spin_ns * WORTH_SPINNING;
+}
+
+/* A moving average that follows at once where things become quite different. */
+static uint64_t averaged(uint64_t average, uint64_t sample)
+{
+    if (sample == 0)
+        sample = 1;
+    if (average == 0 || sample / 4 > average || sample < average / 4)
+        return sample;
+    return average - average / 4 + sample / 4;
+}
+
+/* Look for a call for a few microseconds; one worker of a pool at a time does. */
+static void spin_for_call_locked(dlrs_worker *worker)
+{
+    dlrs_pool *pool = worker->pool;
+    unsigned seen = atomic_load_explicit(&pool->calls, memory_order_relaxed);
+    bool called = false;
+    pool->spinning = true;
+    pthread_mutex_unlock(&pool->lock);
+    uint64_t deadline = dlrs_now_ns() + SPIN_TURN_NS;
+    do {
+        for (int i = 0; i < 32 && !called; i++) {
+            called = atomic_load_explicit(&pool->calls, memory_order_acquire) != seen;
+            dlrs_relax();
+        }
+    } while (!called && dlrs_now_ns() < deadline);
+    pthread_mutex_lock(&pool->lock);
+    pool->spinning = false;
+}
+
+/* Wait for `work_ready`, until `deadline_ns` if that is not 0. Is the time over? */
+static bool park_locked(dlrs_pool *pool, uint64_t deadline_ns)
+{
+    bool lingers = deadline_ns != 0 && deadline_ns == pool->lingers_until_ns;
+    pool->parked++;
+    pool->lingering += lingers;
+    if (deadline_ns == 0)
+        pthread_cond_wait(&pool->work_ready, &pool->lock);
+    else
+        dlrs_cond_wait_until(&pool->work_ready, &pool->lock, deadline_ns);
+    pool->lingering -= lingers;
+    pool->parked--;
+    if (pool->waking > 0)
+        pool->waking--;
+    return deadline_ns != 0 && dlrs_now_ns() >= deadline_ns;
+}
+
+/* Stay parked, and see that something gets finished by those who are awake; else let everybody go. */
+static void watch_locked(dlrs_pool *pool)
+{
+    unsigned seen = atomic_load_explicit(&pool->num_finished, memory_order_relaxed);
+    pool->watched = true;
+    bool in_vain = park_locked(pool, dlrs_now_ns() + STALL_NS)
+                   && seen == atomic_load_explicit(&pool->num_finished, memory_order_relaxed);
+    pool->watched = false;
+    if (in_vain && pool->awake > 0 && claimable_locked(pool))
+        dlrs_pace_stall(&pool->pace, pool->last_report_ns = dlrs_now_ns());
+}
+
+static bool is_ready(const dlrs_epoch *epoch)
+{
+    return atomic_load_explicit(&epoch->head_is_ready, memory_order_acquire);
+}
+
+static void begin_turn_locked(dlrs_worker *worker)
+{
+    worker->is_awake = true;
+    worker->pool->awake++;
+    atomic_store_explicit(&worker->pool->turn_is_over, false, memory_order_relaxed);
+}
+
+static void end_turn_locked(dlrs_worker *worker)
+{
+    dlrs_pool *pool = worker->pool;
+    if (!worker->is_awake)
+        return;
+    worker->is_awake = false;
+    pool->awake--;
+    atomic_store_explicit(&pool->turn_is_over, true, memory_order_release);
+    if (!takes_turns_locked(pool))
+        return;
+    pool->lingers_until_ns = dlrs_now_ns() + LINGER_NS;
+    dlrs_epoch *epoch = pool->turn;
+    if (epoch == NULL)
+        return;
+    do {
+        if (epoch->consumer_waits && is_ready(epoch))
+            pthread_cond_signal(&epoch->head_ready);
+        epoch = epoch->next;
+    } while (epoch != pool->turn);
+}
+
 /* Wait until there is something to claim, for which worker_claim is then called. False if the pool is stopping. */
 static bool worker_wait(dlrs_worker *worker)
 {
     dlrs_pool *pool = worker->pool;
-    bool claimable, has_parked = false;
+    bool has_parked = false, has_spun = false, claims = false;
+    uint64_t began_ns = 0;
+    worker->run_began_ns = worker->reported_ns = 0;
     pthread_mutex_lock(&pool->lock);
-    while (!(claimable = claimable_locked(pool)) && !atomic_load_explicit(&pool->stopping, memory_order_relaxed)) {
+    end_turn_locked(worker);
+    while (!atomic_load_explicit(&pool->stopping, memory_order_relaxed)) {
+        bool claimable = claimable_locked(pool);
+        bool is_one_too_many = pool->awake >= limit_locked(pool);
+        bool lingers = takes_turns_locked(pool) && lingers_locked(pool, dlrs_now_ns());
+        claims = claimable && !is_one_too_many && !lingers;
+        if (claims)
+            break;
+        if (began_ns == 0)
+            began_ns = dlrs_now_ns();
+        if (!has_spun && !is_one_too_many && !pool->spinning && pool->run_ns > 0 && pool->run_ns < CHEAP_NS
+            && may_spin_locked(pool) && is_worth_spinning(worker->waited_ns, SPIN_TURN_NS)) {
+            has_spun = true;
+            spin_for_call_locked(worker);
+            continue;
+        }
         if (!has_parked) {
             has_parked = true;
             block_signals(NULL);
         }
-        pool->parked++;
-        pthread_cond_wait(&pool->work_ready, &pool->lock);
-        pool->parked--;
-        if (pool->waking > 0)
-            pool->waking--;
+        if (is_one_too_many && !pool->watched)
+            watch_locked(pool);
+        else
+            park_locked(pool, lingers && !is_one_too_many && pool->lingering == 0 ? pool->lingers_until_ns : 0);
     }
-    if (claimable)
+    if (claims) {
+        if (began_ns != 0)
+            worker->waited_ns = averaged(worker->waited_ns, dlrs_now_ns() - began_ns);
         pool->coming++;
+        begin_turn_locked(worker);
+    }
     pthread_mutex_unlock(&pool->lock);
     if (has_parked)
         pthread_sigmask(SIG_SETMASK, &worker->work_signals, NULL);
-    return claimable;
+    return claims;
 }
 
 /* Claim what worker_wait found, if nobody else has meanwhile. */
 static bool worker_claim(dlrs_worker *worker, dlrs_run *run)
 {
     dlrs_pool *pool = worker->pool;
+    worker->run_began_ns = worker->reported_ns = dlrs_now_ns();
+    worker->untimed_runs = worker->untimed_items = worker->items_reported = 0;
     pthread_mutex_lock(&pool->lock);
     pool->coming--;
     bool claimed = claim_locked(pool, run);
     pthread_mutex_unlock(&pool->lock);
     return claimed;
+}
+
+/* ---- reports of a worker: how long things take ---- */
+
+/* Count a run of `items` that the worker has finished, and time those that are not timed yet, unless that can wait. When
+ * it is, or 0. */
+static uint64_t time_runs(dlrs_worker *worker, uint64_t items)
+{
+    worker->untimed_runs++;
+    worker->untimed_items += items;
+    if (worker->run_ns != 0 && worker->run_ns < TIMED_NS && worker->untimed_runs < TIMED_RUNS)
+        return 0;
+    uint64_t now = dlrs_now_ns();
+    /* One run in which the system took the processor away does not make all runs dear. */
+    uint64_t run_ns = (now - worker->run_began_ns) / worker->untimed_runs;
+    if (worker->run_ns != 0 && run_ns > worker->run_ns * 2)
+        run_ns = worker->run_ns * 2;
+    worker->run_ns = averaged(worker->run_ns, run_ns);
+    if (worker->items_reported == 0)
+        worker->item_ns = averaged(worker->item_ns, (now - worker->run_began_ns) / worker->untimed_items);
+    return now;
+}
+
+/* Tell the pace what time_runs() found. */
+static void report_runs_locked(dlrs_worker *worker, uint64_t now_ns)
+{
+    dlrs_pool *pool = worker->pool;
+    unsigned before = pool->pace.limit;
+    pool->last_report_ns = now_ns;
+    pool->run_ns = averaged(pool->run_ns, worker->run_ns);
+    if (pool->adaptive)
+        dlrs_pace_report(&pool->pace, &worker->reports, worker->untimed_items, now_ns - worker->run_began_ns, now_ns,
+                         pool->awake);
+    worker->run_began_ns = worker->reported_ns = now_ns;
+    worker->untimed_runs = worker->untimed_items = 0;
+    if (pool->pace.limit > before)
+        wake_worker_locked(pool);
+}
+
+void dlrs_worker_let_consumers_pass(dlrs_worker *worker)
+{
+    const dlrs_hooks *hooks = &worker->pool->hooks;
+    if (!worker->pool->exclusive || !dlrs_gate_is_asked() || is_from_parent(worker->pool))
+        return;
+    uint64_t began = dlrs_now_ns();
+    hooks->detach(worker->thread_context);
+    dlrs_gate_stand_aside();
+    hooks->attach(worker->thread_context);
+    uint64_t spent = dlrs_now_ns() - began;
+    worker->run_began_ns += spent;
+    worker->reported_ns += spent;
+}
+
+uint64_t dlrs_worker_pace(dlrs_worker *worker, uint64_t finished, uint64_t left)
+{
+    dlrs_pool *pool = worker->pool;
+    if (is_from_parent(pool))
+        return left;
+    if (finished > 0) {
+        uint64_t now = dlrs_now_ns();
+        worker->item_ns = averaged(worker->item_ns, (now - worker->reported_ns) / finished);
+        worker->reported_ns = now;
+        worker->items_reported += finished;
+        atomic_fetch_add_explicit(&pool->num_finished, 1, memory_order_relaxed);
+    }
+    if (worker->item_ns == 0)
+        return left > 0 ? 1 : 0;
+    if (left <= WHOLE_NS / worker->item_ns)
+        return left;
+    uint64_t piece = PIECE_NS / worker->item_ns;
+    return piece > 0 ? piece : 1;
 }
 
 static void stop_locked(dlrs_pool *pool)
@@ -403,12 +695,14 @@ static void *worker_main(void *argument)
     /* The thread was born with signals blocked. They are let in while it works, because child processes that the
      * work starts inherit the mask, and blocked again while it is parked and when it is about to end. */
     pthread_sigmask(SIG_SETMASK, &worker->work_signals, NULL);
-    void *thread_context = pool->hooks.enter(pool->hooks.context, worker);
+    void *thread_context = worker->thread_context = pool->hooks.enter(pool->hooks.context, worker);
     if (thread_context == NULL) {
         atomic_store(&pool->failed, true);
         dlrs_pool_stop(pool);
     } else {
         while (worker_wait(worker)) {
+            if (pool->exclusive)
+                dlrs_gate_stand_aside();
             if (pool->hooks.attach != NULL)
                 pool->hooks.attach(thread_context);
             if (worker_claim(worker, &run))
@@ -476,7 +770,12 @@ bool dlrs_worker_next(dlrs_worker *worker, dlrs_run *run, void *outcome, void **
     *orphan = NULL;
     if (is_from_parent(pool))
         return false;
+    uint64_t now = time_runs(worker, run->num_items);
+    worker->items_reported = 0;
+    atomic_fetch_add_explicit(&pool->num_finished, 1, memory_order_relaxed);
     pthread_mutex_lock(&pool->lock);
+    if (now != 0)
+        report_runs_locked(worker, now);
     if (outcome != NULL) {
         left->in_progress--;
         run->slot->state = DLRS_SLOT_DONE;
@@ -489,7 +788,7 @@ bool dlrs_worker_next(dlrs_worker *worker, dlrs_run *run, void *outcome, void **
                 head_changed_locked(left);
         }
     }
-    bool claimed = claim_locked(pool, run);
+    bool claimed = pool->awake <= limit_locked(pool) && claim_locked(pool, run);
     if (--left->holds == 0)
         *orphan = left;
     pthread_mutex_unlock(&pool->lock);
@@ -577,7 +876,7 @@ dlrs_status dlrs_pool_new(const dlrs_pool_options *options, dlrs_pool **made, in
     dlrs_pool *pool = calloc(1, sizeof *pool + options->num_threads * sizeof pool->workers[0]);
     if (pool == NULL)
         return status;
-    if (pthread_mutex_init(&pool->lock, NULL) != 0)
+    if (dlrs_mutex_init(&pool->lock) != 0)
         goto no_lock;
     if (dlrs_cond_init(&pool->work_ready) != 0)
         goto no_condition;
@@ -586,7 +885,11 @@ dlrs_status dlrs_pool_new(const dlrs_pool_options *options, dlrs_pool **made, in
         goto not_registered;
     pool->hooks = options->hooks;
     pool->num_threads = options->num_threads;
-    pool->spin_ns = dlrs_usable_processors() > options->num_threads ? SPIN_NS : 0;
+    pool->turn_is_over = true;
+    pool->num_processors = dlrs_usable_processors();
+    pool->exclusive = options->exclusive;
+    pool->adaptive = options->adaptive;
+    dlrs_pace_init(&pool->pace, options->num_threads);
     pool->references = 1;
 
     int error = start_threads(pool, options->stack_size);
@@ -680,10 +983,10 @@ dlrs_status dlrs_epoch_new(dlrs_pool *pool, const dlrs_epoch_options *options, v
     epoch->batch_size = options->batch_size;
     epoch->batches_in_parallel = options->batches_in_parallel;
     epoch->items_in_parallel = options->items_in_parallel;
-    epoch->spin_ns = pool->spin_ns;
     epoch->holds = 1;
     pthread_mutex_lock(&pool->lock);
     circle_add_locked(pool, epoch);
+    dlrs_pace_disturb(&pool->pace);
     pthread_mutex_unlock(&pool->lock);
     *made = epoch;
     return DLRS_OK;
@@ -705,6 +1008,7 @@ void dlrs_epoch_offer(dlrs_epoch *epoch, uint64_t num_items, bool last)
     epoch->batches_offered = epoch->items_offered / epoch->batch_size;
     if (last && epoch->items_offered % epoch->batch_size != 0)
         epoch->batches_offered++;
+    pool->lingers_until_ns = 0;
     wake_worker_locked(pool);
     pthread_mutex_unlock(&pool->lock);
 }
@@ -733,31 +1037,59 @@ dlrs_status dlrs_epoch_take(dlrs_epoch *epoch, void **outcome)
         status = DLRS_LOST;
     else
         *outcome = head->outcome;
+    bool was_full = !dlrs_ring_has_room(&epoch->ring);
     dlrs_ring_release_head(&epoch->ring);
     head_changed_locked(epoch);
-    wake_worker_locked(pool);
+    if (!takes_turns_locked(pool) || pool->awake > 0) {
+        wake_worker_locked(pool);
+    } else if (was_full && !pool->spinning && pool->lingering == 0) {
+        pool->lingers_until_ns = dlrs_now_ns() + LINGER_NS;
+        signal_worker_locked(pool);
+    }
     pthread_mutex_unlock(&pool->lock);
     return status;
 }
 
-/* Look for the head for a few microseconds, which is cheaper than being woken if it comes by then. */
-static bool spin_for_head(dlrs_epoch *epoch)
+/* Look for the head for a few microseconds, which is cheaper than being woken if it comes by then; with `turn`, for the
+ * head and the end of the workers' turn. */
+static void spin_for_head(dlrs_epoch *epoch, bool turn, uint64_t deadline)
 {
-    uint64_t budget = epoch->spin_ns;
-    if (budget == 0)
-        return false;
-    uint64_t deadline = dlrs_now_ns() + budget;
+    bool found = false;
     do {
-        for (int i = 0; i < 32; i++) {
-            if (atomic_load_explicit(&epoch->head_is_ready, memory_order_acquire)) {
-                epoch->spin_ns = budget * 2 < SPIN_NS ? budget * 2 : SPIN_NS;
-                return true;
-            }
+        for (int i = 0; i < 32 && !found; i++) {
+            found = is_ready(epoch)
+                    && (!turn || atomic_load_explicit(&epoch->pool->turn_is_over, memory_order_acquire));
             dlrs_relax();
         }
-    } while (dlrs_now_ns() < deadline);
-    epoch->spin_ns = budget / 2 > SPIN_FLOOR_NS ? budget / 2 : SPIN_FLOOR_NS;
-    return false;
+    } while (!found && dlrs_now_ns() < deadline);
+}
+
+/* Wait until the head is ready and the workers' turn is over, or the pool stops, or time is up. */
+static void wait_for_head_locked(dlrs_epoch *epoch, uint64_t deadline_ns)
+{
+    dlrs_pool *pool = epoch->pool;
+    uint64_t patient_until_ns = 0, look_again_ns = PATIENCE_NS;
+    while (pool_status(pool) == DLRS_OK) {
+        uint64_t now_ns = dlrs_now_ns(), until_ns = deadline_ns;
+        bool turn = takes_turns_locked(pool);
+        if (is_ready(epoch)) {
+            if (!turn || atomic_load_explicit(&pool->turn_is_over, memory_order_relaxed))
+                return;
+            if (patient_until_ns == 0)
+                patient_until_ns = now_ns + PATIENCE_NS;
+            until_ns = patient_until_ns;
+        } else if (turn && now_ns + look_again_ns < deadline_ns) {
+            /* Nobody says when the head is ready as long as the turn goes on, and this run may not be cheap. */
+            until_ns = now_ns + look_again_ns;
+            look_again_ns *= 2;
+        }
+        if (now_ns >= deadline_ns || (is_ready(epoch) && now_ns >= until_ns))
+            return;
+        epoch->consumer_waits = true;
+        epoch->consumer_waits_for_turn = turn;
+        dlrs_cond_wait_until(&epoch->head_ready, &pool->lock, until_ns);
+        epoch->consumer_waits = false;
+    }
 }
 
 dlrs_status dlrs_epoch_wait(dlrs_epoch *epoch, uint64_t timeout_ns)
@@ -765,22 +1097,22 @@ dlrs_status dlrs_epoch_wait(dlrs_epoch *epoch, uint64_t timeout_ns)
     dlrs_pool *pool = epoch->pool;
     if (is_from_parent(pool))
         return DLRS_FORKED;
-    if (spin_for_head(epoch))
-        return pool_status(pool);
-    uint64_t deadline = deadline_after(timeout_ns);
-    dlrs_status status;
-    bool ready;
+    uint64_t now = dlrs_now_ns(), deadline = deadline_after(timeout_ns);
     pthread_mutex_lock(&pool->lock);
-    for (;;) {
-        ready = atomic_load_explicit(&epoch->head_is_ready, memory_order_relaxed);
-        status = pool_status(pool);
-        if (ready || status != DLRS_OK || dlrs_now_ns() >= deadline)
-            break;
-        epoch->consumer_waits = true;
-        dlrs_cond_wait_until(&epoch->head_ready, &pool->lock, deadline);
-        epoch->consumer_waits = false;
+    pool->hungry++;
+    wake_worker_locked(pool);
+    bool turn = takes_turns_locked(pool);
+    uint64_t spin_ns = turn ? SPIN_TURN_NS : SPIN_NS;
+    if (may_spin_locked(pool) && is_worth_spinning(epoch->waited_ns, spin_ns)) {
+        pthread_mutex_unlock(&pool->lock);
+        spin_for_head(epoch, turn, now + spin_ns);
+        pthread_mutex_lock(&pool->lock);
     }
-    if (status == DLRS_OK && !ready) {
+    wait_for_head_locked(epoch, deadline);
+    epoch->waited_ns = averaged(epoch->waited_ns, dlrs_now_ns() - now);
+    pool->hungry--;
+    dlrs_status status = pool_status(pool);
+    if (status == DLRS_OK && !is_ready(epoch)) {
         status = DLRS_NOT_READY;
         /* glibc before 2.41 may lose a signal (its bug 25847): here is the time to send it again. */
         if (claimable_locked(pool)) {
@@ -789,7 +1121,20 @@ dlrs_status dlrs_epoch_wait(dlrs_epoch *epoch, uint64_t timeout_ns)
         }
     }
     pthread_mutex_unlock(&pool->lock);
+    if (status == DLRS_OK && pool->exclusive && !epoch->asks_gate) {
+        epoch->asks_gate = true;
+        dlrs_gate_ask();
+    }
     return status;
+}
+
+void dlrs_epoch_attached(dlrs_epoch *epoch)
+{
+    if (!epoch->asks_gate)
+        return;
+    epoch->asks_gate = false;
+    if (!is_from_parent(epoch->pool))
+        dlrs_gate_passed();
 }
 
 void dlrs_epoch_cancel(dlrs_epoch *epoch)
@@ -801,6 +1146,7 @@ void dlrs_epoch_cancel(dlrs_epoch *epoch)
     if (!epoch->cancelled) {
         epoch->cancelled = true;
         circle_remove_locked(pool, epoch);
+        dlrs_pace_disturb(&pool->pace);
         epoch->first_unstarted = NULL;
         for (uint64_t n = epoch->ring.taken; n < epoch->ring.claimed; n++)
             epoch->ring.slots[n % epoch->ring.size]->closed = true;

@@ -73,6 +73,8 @@ typedef struct dlrs_pool_options {
     dlrs_hooks hooks;
     unsigned num_threads; /* at least 1 */
     size_t stack_size;    /* of a worker, in bytes */
+    bool exclusive;       /* there is an `attach`, and it waits until no other thread of the process is attached, as for a GIL */
+    bool adaptive;        /* keep workers parked that only get in each other's way, see _pace.h */
 } dlrs_pool_options;
 
 typedef struct dlrs_epoch_options {
@@ -122,6 +124,10 @@ dlrs_status dlrs_epoch_take(dlrs_epoch *epoch, void **outcome);
  * DLRS_FORKED. Whether a batch is still to come is the caller's to know. */
 dlrs_status dlrs_epoch_wait(dlrs_epoch *epoch, uint64_t timeout_ns);
 
+/* To be called after each dlrs_epoch_wait, attached: workers of an exclusive pool stand aside from when the batch was
+ * ready until then, see _gate.h. */
+void dlrs_epoch_attached(dlrs_epoch *epoch);
+
 /* End the epoch: no further run of it is started, what workers still make for it comes back to them as unwanted, and
  * nothing is taken from it any more. May be called twice. */
 void dlrs_epoch_cancel(dlrs_epoch *epoch);
@@ -154,6 +160,13 @@ uint64_t dlrs_worker_pool_id(const dlrs_worker *worker);
 
 /* Name of the thread, "dlrs-<pool>-<worker>". The system keeps its first 15 bytes on Linux. */
 const char *dlrs_worker_name(const dlrs_worker *worker);
+
+/* To be called attached, between two items: on an exclusive pool, stand aside while a consumer wants to attach. */
+void dlrs_worker_let_consumers_pass(dlrs_worker *worker);
+
+/* How many of the `left` items of the run it is at the worker should fetch before it calls again, having finished
+ * `finished` of them (0 the first time) since the last call. All of them where that does not take long. */
+uint64_t dlrs_worker_pace(dlrs_worker *worker, uint64_t finished, uint64_t left);
 
 /* Leave `result` (not NULL) as what the item of a `singly` run came to; every such run is finished so, whether or not
  * anybody still wants it. True if it was the last item

@@ -49,6 +49,8 @@ cdef extern from "_pool.h" nogil:
         dlrs_hooks hooks
         unsigned num_threads
         size_t stack_size
+        bint exclusive
+        bint adaptive
 
     ctypedef struct dlrs_epoch_options:
         uint64_t batch_size
@@ -67,6 +69,7 @@ cdef extern from "_pool.h" nogil:
     void dlrs_epoch_offer(dlrs_epoch *epoch, uint64_t num_items, bint last)
     dlrs_status dlrs_epoch_take(dlrs_epoch *epoch, void **outcome)
     dlrs_status dlrs_epoch_wait(dlrs_epoch *epoch, uint64_t timeout_ns)
+    void dlrs_epoch_attached(dlrs_epoch *epoch)
     void dlrs_epoch_cancel(dlrs_epoch *epoch)
     void *dlrs_epoch_reclaim(dlrs_epoch *epoch)
     bint dlrs_epoch_leave(dlrs_epoch *epoch)
@@ -74,6 +77,8 @@ cdef extern from "_pool.h" nogil:
 
     unsigned dlrs_worker_index(const dlrs_worker *worker)
     const char *dlrs_worker_name(const dlrs_worker *worker)
+    void dlrs_worker_let_consumers_pass(dlrs_worker *worker)
+    uint64_t dlrs_worker_pace(dlrs_worker *worker, uint64_t finished, uint64_t left)
     bint dlrs_worker_finish_item(const dlrs_run *run, void *result, bint failed)
     bint dlrs_run_is_wanted(const dlrs_run *run)
     bint dlrs_worker_next(dlrs_worker *worker, dlrs_run *run, void *outcome, void **unwanted, dlrs_epoch **orphan)

@@ -57,6 +57,10 @@ class PyDataloader(Generic[B_co]):
         On free-threaded CPython 3.14 and newer: let the interpreter defer the reference counts of `dataset` and
         `collate_fn`, without which workers slow each other down. The two are then freed by the garbage collector
         only, not when their last reference goes. Without effect elsewhere.
+    adaptive : bool
+        Keep workers parked for as long as fewer of them get more items done, which the loader tries out from time to
+        time; `num_workers` and `items_in_parallel` are then a ceiling. Items that wait for each other are not held up
+        by it for more than a few milliseconds. With False all workers take part always.
 
     Raises
     ------
@@ -90,6 +94,7 @@ class PyDataloader(Generic[B_co]):
         items_in_parallel: int = 1,
         *,
         defer_refcount: bool = True,
+        adaptive: bool = True,
     ) -> None:
         if not isinstance(dataset, PyDataset):
             raise TypeError(f"dataset must be a PyDataset (PyDatasetBase), got {type(dataset).__name__}: subclass "
@@ -101,6 +106,7 @@ class PyDataloader(Generic[B_co]):
         shuffle = _flag("shuffle", shuffle)
         drop_last = _flag("drop_last", drop_last)
         defer_refcount = _flag("defer_refcount", defer_refcount)
+        adaptive = _flag("adaptive", adaptive)
         if seed is not None:
             seed = _integer("seed", seed)
         if collate_fn is not None and not callable(collate_fn):
@@ -120,7 +126,7 @@ class PyDataloader(Generic[B_co]):
         vars(self).update(
             dataset=dataset, batch_size=batch_size, prefetch_depth=prefetch_depth, shuffle=shuffle, sampler=sampler,
             num_workers=num_workers, collate_fn=collate_fn, drop_last=drop_last, seed=seed,
-            items_in_parallel=items_in_parallel, defer_refcount=defer_refcount,
+            items_in_parallel=items_in_parallel, defer_refcount=defer_refcount, adaptive=adaptive,
         )
         self._prepare()
 
@@ -136,7 +142,7 @@ class PyDataloader(Generic[B_co]):
         self._pools = LoaderPools()
 
     def __iter__(self) -> PyDataloaderIter[B_co]:
-        pool = self._pools.here().started(self._recipe.num_threads)
+        pool = self._pools.here().started(self._recipe.num_threads, self.adaptive)
         pool.check_caller()
         try:
             indices, num_items, stream = self._order()

@@ -21,11 +21,11 @@ class PoolOfProcess:
         self._lock = threading.RLock()
         self._pool: WorkerPool | None = None
 
-    def started(self, num_threads: int) -> WorkerPool:
+    def started(self, num_threads: int, adaptive: bool) -> WorkerPool:
         """The pool, with its threads running."""
         with self._lock:
             if self._pool is None or not self._pool.usable:
-                pool = WorkerPool(num_threads, stack_size())
+                pool = WorkerPool(num_threads, stack_size(), adaptive)
                 if self._pool is None or not self._pool.usable:
                     self._pool = pool
             return self._pool

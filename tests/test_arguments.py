@@ -17,7 +17,8 @@ import dataloader_rs
 from dataloader_rs import PyDataloader, PyDataloaderIter, PyDataset
 
 COUNTS = {"batch_size": "> 0", "prefetch_depth": "> 0", "num_workers": ">= 0", "items_in_parallel": "> 0"}
-FLAGS = ["shuffle", "drop_last", "defer_refcount"]
+FLAGS = ["shuffle", "drop_last", "defer_refcount", "adaptive"]
+KEYWORDS = ["defer_refcount", "adaptive"]
 POSITIONAL = {
     "batch_size": 1, "prefetch_depth": 2, "shuffle": False, "sampler": None, "num_workers": 0, "collate_fn": None,
     "drop_last": False, "seed": None, "items_in_parallel": 1,
@@ -377,17 +378,18 @@ def test_object_that_answers_every_attribute_is_not_wrapped():
 def test_signature_is_the_real_one():
     """B55: names, order, defaults and kinds, as `inspect.signature` shows them."""
     parameters = inspect.signature(PyDataloader).parameters
-    assert list(parameters) == ["dataset", *POSITIONAL, "defer_refcount"]
+    assert list(parameters) == ["dataset", *POSITIONAL, *KEYWORDS]
     assert parameters["dataset"].default is inspect.Parameter.empty
     for name, default in POSITIONAL.items():
         assert parameters[name].default is default
         assert parameters[name].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
-    assert parameters["defer_refcount"].default is True
-    assert parameters["defer_refcount"].kind is inspect.Parameter.KEYWORD_ONLY
+    for name in KEYWORDS:
+        assert parameters[name].default is True
+        assert parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
 
 
 def test_arguments_may_be_given_by_position():
-    """All but defer_refcount, in the documented order."""
+    """All but defer_refcount and adaptive, in the documented order."""
     dataset = Ids(5)
     given = [dataset, 2, 3, True, None, 1, last, True, 7, 4]
     loader = PyDataloader(*given)
@@ -408,6 +410,7 @@ def test_defaults_can_be_read_back():
     loader = PyDataloader(dataset)
     assert loader.dataset is dataset
     assert loader.defer_refcount is True
+    assert loader.adaptive is True
     for name, default in POSITIONAL.items():
         assert getattr(loader, name) is default
 
@@ -416,14 +419,16 @@ def test_given_objects_are_read_back_themselves():
     """B55: what was passed in, not a copy or a wrapper."""
     sampler = [0, 1]
     dataset = PyDataset.of("ab")
-    loader = PyDataloader(dataset, sampler=sampler, collate_fn=last, defer_refcount=False)
+    loader = PyDataloader(dataset, sampler=sampler, collate_fn=last, defer_refcount=False,
+                          adaptive=False)
     assert loader.dataset is dataset
     assert loader.sampler is sampler
     assert loader.collate_fn is last
     assert loader.defer_refcount is False
+    assert loader.adaptive is False
 
 
-@pytest.mark.parametrize("name", ["dataset", *POSITIONAL, "defer_refcount"])
+@pytest.mark.parametrize("name", ["dataset", *POSITIONAL, *KEYWORDS])
 def test_argument_cannot_be_set_afterwards(name):
     """Setting one would have no effect on running workers, so it is an AttributeError that says what to do."""
     loader = PyDataloader(Ids(5), 2)

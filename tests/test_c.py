@@ -18,7 +18,7 @@ import pytest
 
 PROGRAMS = Path(__file__).parent / "c"
 PACKAGE = Path(__file__).parents[1] / "dataloader_rs"
-BUILT_ON = {"pool": ["reorder"]}
+BUILT_ON = {"pool": ["reorder", "pace", "gate"]}
 SELF_CONTAINED = {"faults"}
 THREADED = {"pool", "faults"}
 

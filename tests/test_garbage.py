@@ -81,7 +81,7 @@ def test_finished_item_that_holds_its_iterator_is_collected():
     iterator = iter(loader)
     dataset.answer = iterator
     dataset.wait_until_started({1, 2})
-    pool = loader._pools.here().started(num_threads=2)
+    pool = loader._pools.here().started(2, True)
     closing = threading.Thread(target=loader.close)
     closing.start()
     assert eventually(lambda: not pool.usable)

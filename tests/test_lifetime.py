@@ -19,10 +19,10 @@ def test_threads_that_start_a_loader_at_once_share_one_pool():
     """Fails where two pools are made and close() knows one of them."""
     for _ in range(50):
         loader = PyDataloader(Ids(4), num_workers=1)
-        pools = run_threaded(lambda _, pools=loader._pools: pools.here().started(1), 3)
+        pools = run_threaded(lambda _, pools=loader._pools: pools.here().started(1, True), 3)
         assert len(set(map(id, pools))) == 1
         loader.close()
-        pools = run_threaded(lambda _, pools=loader._pools: pools.here().started(1), 3)
+        pools = run_threaded(lambda _, pools=loader._pools: pools.here().started(1, True), 3)
         assert len(set(map(id, pools))) == 1
 
 

@@ -1,4 +1,4 @@
-/* The ring and the pool when the system refuses them memory or threads, and when they wait. This file contains both,
+/* The ring and the pool when the system refuses them memory or threads, and when they wait. This file contains all parts,
  * with every call that can fail or wait replaced by one that counts, refuses on demand, and tells who waits. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* as _pool.c wants it, which comes too late to say so */
@@ -213,6 +213,8 @@ static int spying_timed_wait(pthread_cond_t *cond, pthread_mutex_t *lock, const 
 #define pthread_cond_wait spying_wait
 #define pthread_cond_timedwait spying_timed_wait
 #define pthread_cond_timedwait_relative_np spying_timed_wait
+#include "_gate.c"
+#include "_pace.c"
 #include "_reorder.c"
 
 #include "_pool.c"

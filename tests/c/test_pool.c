@@ -109,6 +109,45 @@ static void open_gate(job *j, unsigned item)
     tally_add(&j->gates[item]);
 }
 
+/* ---- being attached ----
+ *
+ * The tests run twice: with workers that have nothing to do with each other, and with workers of which one at a time is
+ * attached, as with a GIL, and which the pool keeps parked as it sees fit. Who waits inside an item detaches for it. */
+
+static bool exclusive;
+static pthread_mutex_t gil = PTHREAD_MUTEX_INITIALIZER;
+
+static void attach(void *context)
+{
+    (void)context;
+    if (exclusive)
+        pthread_mutex_lock(&gil);
+}
+
+static void detach(void *context)
+{
+    (void)context;
+    if (exclusive)
+        pthread_mutex_unlock(&gil);
+}
+
+static void await_detached(tally *t, uint64_t at_least)
+{
+    detach(NULL);
+    tally_await(t, at_least);
+    attach(NULL);
+}
+
+/* Wait for the next batch as a consumer does, which is attached before and after. */
+static dlrs_status wait_for_batch(dlrs_epoch *epoch, uint64_t timeout_ns)
+{
+    dlrs_status status = dlrs_epoch_wait(epoch, timeout_ns);
+    attach(NULL);
+    dlrs_epoch_attached(epoch);
+    detach(NULL);
+    return status;
+}
+
 static void do_item(job *j, dlrs_worker *worker, const dlrs_run *run, uint64_t position)
 {
     uint64_t item = run->batch * j->options.batch_size + position;
@@ -123,7 +162,7 @@ static void do_item(job *j, dlrs_worker *worker, const dlrs_run *run, uint64_t p
     if (j->at_item != NULL)
         j->at_item(j, worker, run);
     if (item < 8 && (j->gated >> item & 1))
-        tally_await(&j->gates[item], 1);
+        await_detached(&j->gates[item], 1);
 }
 
 static bool fails(const job *j, uint64_t batch, uint64_t position)
@@ -218,6 +257,7 @@ static void work(void *context, dlrs_worker *worker, const dlrs_run *first)
     bool more;
     atomic_fetch_add(&c->working, 1);
     do {
+        dlrs_worker_let_consumers_pass(worker);
         job *j = run.user;
         CHECK(run.epoch == j->epoch);
         CHECK_EQUAL(run.singly, j->options.items_in_parallel > 1);
@@ -253,7 +293,10 @@ static crew everybody;
 
 static dlrs_pool *pool_of_crew(unsigned num_threads, crew *c)
 {
-    dlrs_pool_options options = {.hooks = {.enter = enter, .work = work, .leave = leave, .context = c},
+    dlrs_pool_options options = {.hooks = {.enter = enter, .attach = attach, .detach = detach, .work = work,
+                                           .leave = leave, .context = c},
+                                 .exclusive = exclusive,
+                                 .adaptive = exclusive,
                                  .num_threads = num_threads,
                                  .stack_size = STACK_SIZE};
     dlrs_pool *pool = NULL;
@@ -300,7 +343,7 @@ static void begin_with(job *j, dlrs_pool *pool, uint64_t num_items)
 static token *take(job *j)
 {
     void *outcome = NULL;
-    CHECK_EQUAL(dlrs_epoch_wait(j->epoch, CHECK_PLENTY_NS), DLRS_OK);
+    CHECK_EQUAL(wait_for_batch(j->epoch, CHECK_PLENTY_NS), DLRS_OK);
     uint64_t number = atomic_fetch_add(&j->taken, 1);
     CHECK_EQUAL(dlrs_epoch_take(j->epoch, &outcome), DLRS_OK);
     token *got = outcome;
@@ -330,7 +373,7 @@ static void take_items(job *j, uint64_t num_items)
 static void check_not_ready(job *j)
 {
     void *outcome;
-    CHECK_EQUAL(dlrs_epoch_wait(j->epoch, 0), DLRS_NOT_READY);
+    CHECK_EQUAL(wait_for_batch(j->epoch, 0), DLRS_NOT_READY);
     CHECK_EQUAL(dlrs_epoch_take(j->epoch, &outcome), DLRS_NOT_READY);
 }
 
@@ -605,7 +648,7 @@ static void test_batch_without_memory_for_its_results_is_lost_in_its_place(void)
     begin_with(&j, pool, 4 * too_many + 3);
     void *outcome = &j;
     for (unsigned n = 0; n < 4; n++) {
-        CHECK_EQUAL(dlrs_epoch_wait(j.epoch, CHECK_PLENTY_NS), DLRS_OK);
+        CHECK_EQUAL(wait_for_batch(j.epoch, CHECK_PLENTY_NS), DLRS_OK);
         atomic_fetch_add(&j.taken, 1);
         CHECK_EQUAL(dlrs_epoch_take(j.epoch, &outcome), DLRS_LOST);
         CHECK(outcome == &j);
@@ -948,15 +991,15 @@ static void test_wait_ends_by_time(void)
     begin(&j, pool);
     struct timespec before, after;
     clock_gettime(CLOCK_MONOTONIC, &before);
-    CHECK_EQUAL(dlrs_epoch_wait(j.epoch, timeout_ns), DLRS_NOT_READY);
+    CHECK_EQUAL(wait_for_batch(j.epoch, timeout_ns), DLRS_NOT_READY);
     clock_gettime(CLOCK_MONOTONIC, &after);
     CHECK((after.tv_sec - before.tv_sec) * 1000000000ll + after.tv_nsec - before.tv_nsec >= (long long)timeout_ns);
-    CHECK_EQUAL(dlrs_epoch_wait(j.epoch, 0), DLRS_NOT_READY);
+    CHECK_EQUAL(wait_for_batch(j.epoch, 0), DLRS_NOT_READY);
     CHECK(!dlrs_pool_wait(pool, 0));
     CHECK(!dlrs_pool_wait(pool, timeout_ns));
     CHECK(!dlrs_process_wait(timeout_ns));
     dlrs_epoch_offer(j.epoch, 1, true);
-    CHECK_EQUAL(dlrs_epoch_wait(j.epoch, UINT64_MAX), DLRS_OK);
+    CHECK_EQUAL(wait_for_batch(j.epoch, UINT64_MAX), DLRS_OK);
     take_items(&j, 1);
     end_all(&j, pool);
 }
@@ -973,7 +1016,7 @@ static void *wait_for_a_batch(void *argument)
 {
     waiter *w = argument;
     tally_add(&w->about_to_wait);
-    w->status = dlrs_epoch_wait(w->job->epoch, CHECK_PLENTY_NS);
+    w->status = wait_for_batch(w->job->epoch, CHECK_PLENTY_NS);
     return NULL;
 }
 
@@ -994,7 +1037,7 @@ static void test_stop_wakes_the_consumer(void)
         CHECK_EQUAL(w.status, DLRS_STOPPED);
         void *outcome;
         CHECK_EQUAL(dlrs_epoch_take(j.epoch, &outcome), DLRS_STOPPED);
-        CHECK_EQUAL(dlrs_epoch_wait(j.epoch, CHECK_PLENTY_NS), DLRS_STOPPED);
+        CHECK_EQUAL(wait_for_batch(j.epoch, CHECK_PLENTY_NS), DLRS_STOPPED);
         tally_free(&w.about_to_wait);
         end_all(&j, pool);
     }
@@ -1021,7 +1064,7 @@ static void test_stop_lets_each_worker_end_after_its_run(void)
             CHECK_EQUAL(atomic_load(&everybody.left), workers);
             CHECK_EQUAL(tally_count(&j.started), items == 1 ? 2 * workers : workers);
             void *outcome;
-            CHECK_EQUAL(dlrs_epoch_wait(j.epoch, CHECK_PLENTY_NS), DLRS_STOPPED);
+            CHECK_EQUAL(wait_for_batch(j.epoch, CHECK_PLENTY_NS), DLRS_STOPPED);
             CHECK_EQUAL(dlrs_epoch_take(j.epoch, &outcome), DLRS_STOPPED);
             /* What they left there is not lost: each batch, or each result of half a batch. */
             unsigned reclaimed = end(&j);
@@ -1052,7 +1095,7 @@ static void release_pool(job *j, dlrs_worker *worker, const dlrs_run *run)
 {
     (void)worker;
     if (run->batch == 1) {
-        tally_await(&j->gates[7], 1); /* the consumer left */
+        await_detached(&j->gates[7], 1); /* the consumer left */
         dlrs_pool_release(j->pool);
     }
 }
@@ -1107,7 +1150,7 @@ static void test_worker_that_cannot_enter_fails_the_pool(void)
             job_init(&j, 1, 2, 1, WHOLE);
             begin(&j, pool);
             void *outcome;
-            CHECK_EQUAL(dlrs_epoch_wait(j.epoch, CHECK_PLENTY_NS), DLRS_NO_WORKER);
+            CHECK_EQUAL(wait_for_batch(j.epoch, CHECK_PLENTY_NS), DLRS_NO_WORKER);
             CHECK_EQUAL(dlrs_epoch_take(j.epoch, &outcome), DLRS_NO_WORKER);
             CHECK(!dlrs_pool_is_usable(pool));
             CHECK(dlrs_pool_wait(pool, CHECK_PLENTY_NS));
@@ -1207,7 +1250,7 @@ static void check_forked(dlrs_pool *pool, job *j, uint64_t generation)
     CHECK_EQUAL(dlrs_epoch_new(pool, &j->options, j, &epoch), DLRS_FORKED);
     dlrs_epoch_offer(j->epoch, 1, false);
     CHECK_EQUAL(dlrs_epoch_take(j->epoch, &outcome), DLRS_FORKED);
-    CHECK_EQUAL(dlrs_epoch_wait(j->epoch, UINT64_MAX), DLRS_FORKED);
+    CHECK_EQUAL(wait_for_batch(j->epoch, UINT64_MAX), DLRS_FORKED);
     dlrs_epoch_cancel(j->epoch);
     CHECK(dlrs_epoch_reclaim(j->epoch) == NULL);
     CHECK(!dlrs_epoch_leave(j->epoch));
@@ -1244,8 +1287,11 @@ static pid_t fork_with_watchdog(void)
     fflush(NULL);
     pid_t child = fork();
     CHECK(child >= 0);
-    if (child == 0)
+    if (child == 0) {
+        static const pthread_mutex_t unlocked = PTHREAD_MUTEX_INITIALIZER;
+        gil = unlocked; /* whoever had it is not there */
         alarm(CHECK_WATCHDOG_S / 2);
+    }
     return child;
 }
 
@@ -1303,7 +1349,7 @@ static void test_grandchild_makes_its_own(void)
         pid_t grandchild = fork_with_watchdog();
         if (grandchild == 0) {
             CHECK_EQUAL(dlrs_process_generation(), generation + 2);
-            CHECK_EQUAL(dlrs_epoch_wait(j.epoch, UINT64_MAX), DLRS_FORKED);
+            CHECK_EQUAL(wait_for_batch(j.epoch, UINT64_MAX), DLRS_FORKED);
             use_own_pool();
             exit(0);
         }
@@ -1375,6 +1421,7 @@ static void fork_in_worker(job *j, dlrs_worker *worker, const dlrs_run *run)
         check_forked(j->pool, j, generation);
         use_own_pool();
         CHECK(!dlrs_run_is_wanted(run));
+        attach(NULL); /* as its parent is */
         return; /* goes on with the run, finds out, and ends */
     }
     check_child_succeeds(child);
@@ -1419,7 +1466,7 @@ static void stop_the_process(void)
     dlrs_process_stop();
     CHECK(pthread_join(thread, NULL) == 0);
     CHECK_EQUAL(w.status, DLRS_STOPPED);
-    CHECK_EQUAL(dlrs_epoch_wait(j.epoch, CHECK_PLENTY_NS), DLRS_STOPPED);
+    CHECK_EQUAL(wait_for_batch(j.epoch, CHECK_PLENTY_NS), DLRS_STOPPED);
     CHECK(!dlrs_pool_is_usable(busy) && !dlrs_pool_is_usable(idle));
     CHECK(dlrs_pool_wait(idle, CHECK_PLENTY_NS));
     CHECK(!dlrs_process_wait(0)); /* two are stuck */
@@ -1454,10 +1501,8 @@ static void test_process_stops_all_pools(void)
         stop_the_process();
 }
 
-int main(int argc, char **argv)
+static void run_all(void)
 {
-    check_begin(argc, argv);
-    RUN(test_signals_are_let_in_only_while_a_worker_works); /* first: a worker on its way out may take a signal */
     RUN(test_every_batch_comes_out_once_and_in_order);
     RUN(test_long_epoch_comes_out_once_and_in_order);
     RUN(test_slow_first_batch_is_not_overtaken);
@@ -1500,6 +1545,15 @@ int main(int argc, char **argv)
         RUN(test_fork_while_pools_come_and_go);
         RUN(test_worker_forks);
     }
+}
+
+int main(int argc, char **argv)
+{
+    check_begin(argc, argv);
+    RUN(test_signals_are_let_in_only_while_a_worker_works); /* first: a worker on its way out may take a signal */
+    run_all();
+    exclusive = true;
+    run_all();
     RUN(test_process_stops_all_pools); /* last: perhaps in this very process */
     return check_end();
 }
