@@ -1,4 +1,4 @@
-"""Builds the two extensions, dataloader_rs._core and dataloader_rs._shuffle. All else is in pyproject.toml."""
+"""Builds the extensions dataloader_rs._core, _share and _shuffle. All else is in pyproject.toml."""
 
 import os
 import sys
@@ -13,7 +13,8 @@ BUILD_DIR = f"build/{sys.implementation.cache_tag}{sys.abiflags}"
 
 # The C parts of each. A part's header is named even if it is gone: an up-to-date object would hide that it is missing.
 C_PARTS = {
-    "dataloader_rs/_core": ["dataloader_rs/_pool", "dataloader_rs/_reorder", "dataloader_rs/_pace", "dataloader_rs/_gate"],
+    "dataloader_rs/_core": [f"dataloader_rs/{part}" for part in ("_pool", "_reorder", "_pace", "_gate")],
+    "dataloader_rs/_share": [],
     "dataloader_rs/_shuffle": ["dataloader_rs/_order"],
 }
 HEADERS = {*glob("dataloader_rs/*.h"), *(f"{part}.h" for parts in C_PARTS.values() for part in parts)}

@@ -5,7 +5,7 @@ indices), ``_shuffle.pyx`` and ``_order.c`` (the order of a shuffle), ``loader.p
 (when threads start), ``_reorder.c`` (the ring of slots) and ``_pool.c`` (the threads that fill it), ``_core.pyx`` with
 ``_bridge.h`` and ``_freethreading.h`` (the bridge between the two and Python, and the iterator), ``threads.py`` (what
 makes a worker look like a Python thread), ``fetch.py`` (how items are asked for), ``errors.py`` (how an exception of
-user code comes out).
+user code comes out), ``sharing.py`` with ``_share.pyx`` (lookup tables that all threads read).
 """
 
 from importlib.metadata import PackageNotFoundError
@@ -14,8 +14,9 @@ from importlib.metadata import version as _version
 from dataloader_rs._core import PyDataloaderIter
 from dataloader_rs.dataset import PyDataset, PyDatasetBase
 from dataloader_rs.loader import PyDataloader
+from dataloader_rs.sharing import share
 
-__all__ = ["PyDataloader", "PyDataloaderIter", "PyDataset", "PyDatasetBase"]
+__all__ = ["PyDataloader", "PyDataloaderIter", "PyDataset", "PyDatasetBase", "share"]
 
 
 def __getattr__(name: str) -> str:
