@@ -35,7 +35,7 @@ ctest: $(VENV)/with-test $(EXTENSION)  ## run the C tests only
 demo: $(VENV)/with-demo $(EXTENSION)  ## train on the digits images
 	$(VENV)/bin/python examples/digits.py
 
-bench: $(VENV)/with-bench $(EXTENSION)  ## compare loaders; CASES=overhead,files for some, TORCH=1 for torch on any Python
+bench: $(VENV)/with-bench $(EXTENSION)  ## compare loaders; CASES=overhead,files for some, TORCH=1 for torch anywhere
 	$(VENV)/bin/python benchmarks/bench.py $(if $(CASES),--cases $(CASES)) $(if $(TORCH),--torch) $(ARGS)
 
 bench-count: $(EXTENSION)  ## count instructions for each item under callgrind; UPDATE=1 makes them the baseline

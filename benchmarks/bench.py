@@ -41,7 +41,6 @@ TORCH_TAGS = ("3.11",)
 
 def main() -> None:
     arguments = parsed_arguments()
-    started = time.monotonic()
     arguments.output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="dataloader-rs-bench-") as scratch:
         data = {
@@ -55,12 +54,13 @@ def main() -> None:
                        "build": " ".join([*platform.python_build(), platform.python_compiler()])},
         }
         processes, data["contenders"] = present(arguments, Path(scratch))
+        started = time.monotonic()
         try:
             data["results"] = compared(arguments, processes)
         finally:
             for process in processes.values():
                 process.end()
-    data["seconds"] = round(time.monotonic() - started, 1)
+        data["seconds"] = round(time.monotonic() - started, 1)
     results = Results(data)
     target = arguments.output / TAG
     results.save(target.with_name(f"{TAG}.json"))

@@ -35,7 +35,8 @@ def draw(results: Results, path: Path) -> None:
             at = row + (place - (len(names) - 1) / 2) * thickness
             axes.barh(at, median, thickness, color=COLOURS[name],
                       xerr=[[median - min(values)], [max(values) - median]], error_kw={"elinewidth": 0.7})
-            axes.annotate(number(median), (max(values), at), (3, 0), textcoords="offset points", va="center", fontsize=6)
+            axes.annotate(number(median), (max(values), at), (3, 0), textcoords="offset points", va="center",
+                          fontsize=6)
     axes.set_xscale("log")
     axes.set_yticks(range(len(rows)), [f"{workload}\n{settings}" for workload, settings in rows], fontsize=7)
     axes.invert_yaxis()

@@ -87,7 +87,7 @@ def main() -> None:
         print(json.dumps(answer), file=answers)
 
     if arguments.path is not None:
-        sys.path.append(arguments.path)
+        sys.path.insert(0, arguments.path)
     try:
         contender = importlib.import_module(f"contenders.{arguments.contender}")
     except Exception as error:

@@ -65,8 +65,8 @@ def interpreter(contender: str, cache: Path) -> Path | Absent:
 
 
 def clean_environment() -> dict[str, str]:
-    """Without the variable that would let a contender import what is not its own."""
-    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    """Without what lets a contender import what is not its own, or hides the reason of a crash below a stack."""
+    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "RUST_BACKTRACE")}
 
 
 def last_line(text: str) -> str:

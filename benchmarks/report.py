@@ -19,7 +19,7 @@ FOLDER = Path(__file__).parent
 LOADERS = ("torch", "rust", "spdl")
 SIZES = ((1e6, " M"), (1e3, " k"))
 # Differences below these say nothing about a loader.
-NEGLIGIBLE = {"MB grown": 1.0}
+NEGLIGIBLE = {"MB": 1.0, "MB grown": 1.0, "ns/index": 1.0}
 
 
 def run_report(results: Results) -> str:
@@ -148,7 +148,7 @@ def defeats(results: Results) -> list[str]:
                     if theirs is None:
                         continue
                     ahead = theirs - ours if figure in cases.THROUGHPUT else ours - theirs
-                    if ahead > NEGLIGIBLE.get(figure, 0):
+                    if ahead > NEGLIGIBLE.get(figure, 0) and number(theirs) != number(ours):
                         found.append(f"- {workload.name}, {settings}: {name} {number(theirs)} {figure}, "
                                      f"ours {number(ours)}")
     return found or ["In none of the rows."]

@@ -83,7 +83,8 @@ def test_run_writes_json_and_markdown(tmp_path):
     assert path.with_suffix(".png").exists() == (importlib.util.find_spec("matplotlib") is not None)
 
 
-def results_of(rows: dict, *, version: str = "3.13.0", gil: bool = True, absent: dict[str, str] | None = None) -> Results:
+def results_of(rows: dict, *, version: str = "3.13.0", gil: bool = True,
+               absent: dict[str, str] | None = None) -> Results:
     """Results with these rounds by workload, settings and contender; a string is the reason of a failure."""
     names = dict.fromkeys(contender for _, _, contender in rows)
     return Results({
@@ -209,7 +210,8 @@ def test_absence_has_the_words_of_pip():
 
 
 @pytest.mark.parametrize("counted, baseline, num_workers, too_high", [
-    (104, 100.0, 0, False), (106, 100.0, 0, True), (200, 100.0, 2, False), (200, None, 0, False), (50, 100.0, 0, False)])
+    (104, 100.0, 0, False), (106, 100.0, 0, True), (50, 100.0, 0, False), (200, 100.0, 2, False),
+    (200, None, 0, False)])
 def test_count_is_too_high_beyond_five_percent(counted, baseline, num_workers, too_high):
     """Without a baseline, and with workers, a count is shown only."""
     assert count.judged(counted, baseline, num_workers)[1] is too_high

@@ -7,6 +7,7 @@ items in parallel the source yields indices, and batches are aggregated after th
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator
 
 from spdl.pipeline import Pipeline, PipelineBuilder
@@ -22,38 +23,52 @@ def refuses(workload, settings: Settings) -> str:
 
 
 class Runs:
-    """The batches of an epoch, anew each time it is iterated."""
+    """The batches of each epoch, once it is asked for.
+
+    Without that wait the pipeline would load the beginning of the next epoch between two epochs, while no clock runs.
+    """
 
     def __init__(self, length: int, settings: Settings) -> None:
         self.length = length
         self.settings = settings
+        self.asked_for = threading.Semaphore(0)
+        self.closed = False
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator:
+        self.asked_for.acquire()
+        if self.closed:
+            # For whoever tries again before the pipeline has stopped.
+            self.asked_for.release()
+            return iter(())
+        return self.epoch()
+
+    def epoch(self) -> Iterator:
         return runs_of(self.length, self.settings)
 
 
 class Items(Runs):
-    def __iter__(self) -> Iterator[int]:
-        return itertools.chain.from_iterable(super().__iter__())
+    def epoch(self) -> Iterator:
+        return itertools.chain.from_iterable(super().epoch())
 
 
 class Epochs:
-    """A pipeline that serves one epoch after the other. Its source runs ahead into the next."""
+    """A pipeline that serves one epoch after the other."""
 
     def __init__(self, dataset, settings: Settings) -> None:
         builder = PipelineBuilder()
         num_threads = settings.num_workers * settings.items_in_parallel
         if settings.items_in_parallel == 1:
-            builder.add_source(Runs(len(dataset), settings), continuous=True)
+            self.source = Runs(len(dataset), settings)
+            builder.add_source(self.source, continuous=True)
             builder.pipe(batch_fetcher(dataset, settings), concurrency=num_threads, output_order="input")
         else:
-            builder.add_source(Items(len(dataset), settings), continuous=True)
+            self.source = Items(len(dataset), settings)
+            builder.add_source(self.source, continuous=True)
             builder.pipe(dataset.__getitem__, concurrency=num_threads, output_order="input")
             builder.aggregate(settings.batch_size)
             if settings.collate_fn is not None:
                 builder.pipe(settings.collate_fn, concurrency=settings.num_workers, output_order="input")
         builder.add_sink(settings.prefetch_depth)
-        self.settings = settings
         self.pipeline: Pipeline = builder.build(num_threads=num_threads)
         self.started = False
 
@@ -61,9 +76,12 @@ class Epochs:
         if not self.started:
             self.pipeline.start()
             self.started = True
+        self.source.asked_for.release()
         return self.pipeline.get_iterator()
 
     def close(self) -> None:
+        self.source.closed = True
+        self.source.asked_for.release()
         if self.started:
             self.pipeline.stop()
 
