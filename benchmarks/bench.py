@@ -142,7 +142,8 @@ def chosen_interpreter(name: str, arguments: argparse.Namespace) -> Path | Absen
 def compared(arguments: argparse.Namespace, processes: dict[str, Process]) -> list[dict]:
     """The result of each contender with each setting of each workload; within a workload they take turns.
 
-    Whoever fails once is out for that workload and setting, and reported as failed.
+    Whoever fails once is out for that workload and setting, and reported as failed. What is measured only once gets a
+    new process, so that nothing counts which earlier workloads left behind.
     """
     found = []
     turns = sum(len(workload.settings) * len(processes) * (1 if workload.once else arguments.rounds + 1)
@@ -159,7 +160,10 @@ def compared(arguments: argparse.Namespace, processes: dict[str, Process]) -> li
                     bar.update()
                 if "failed" in row or "not_applicable" in row:
                     continue
-                answer = processes[row["contender"]].ask(workload.name, row["settings"])
+                process = processes[row["contender"]]
+                if workload.once:
+                    process.end()
+                answer = process.ask(workload.name, row["settings"])
                 if "figures" not in answer:
                     row.pop("figures", None)
                     row.update(answer)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import cases
-from report import number, title
+from report import title
 from results import Results
 
 SHOWN = (cases.NONE, cases.TWO, cases.FOUR_BY_16)
-COLOURS = {"plain": "#9e9e9e", "bare": "#d0d0d0", "torch": "#ee7733", "rust": "#cc3311", "spdl": "#009988",
+COLOURS = {"plain": "#777777", "bare": "#bbbbbb", "torch": "#ee7733", "rust": "#cc3311", "spdl": "#009988",
            "ours": "#0077bb"}
 
 
@@ -24,27 +24,24 @@ def draw(results: Results, path: Path) -> None:
             for settings in workload.settings if settings in SHOWN
             and results.median(workload.name, settings, "ours") is not None]
     names = results.present
-    thickness = 0.8 / max(len(names), 1)
-    figure, axes = pyplot.subplots(figsize=(10, 1.5 + 0.16 * len(rows) * (len(names) + 1)), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(10, 1.6 + 0.42 * len(rows)), layout="constrained")
     for place, name in enumerate(names):
         for row, (workload, settings) in enumerate(rows):
             median = results.median(workload, settings, name)
             if median is None:
                 continue
             values = results.rounds(workload, settings, name, "items/s")
-            at = row + (place - (len(names) - 1) / 2) * thickness
-            axes.barh(at, median, thickness, color=COLOURS[name],
-                      xerr=[[median - min(values)], [max(values) - median]], error_kw={"elinewidth": 0.7})
-            axes.annotate(number(median), (max(values), at), (3, 0), textcoords="offset points", va="center",
-                          fontsize=6)
+            axes.errorbar(median, row + 0.6 * (place / max(len(names) - 1, 1) - 0.5), fmt="o", markersize=5,
+                          xerr=[[median - min(values)], [max(values) - median]], color=COLOURS[name], elinewidth=1)
+    for row in range(len(rows)):
+        axes.axhspan(row - 0.4, row + 0.4, color="#f3f3f3", zorder=0)
     axes.set_xscale("log")
-    axes.set_yticks(range(len(rows)), [f"{workload}\n{settings}" for workload, settings in rows], fontsize=7)
-    axes.invert_yaxis()
-    axes.set_xlabel("items per second: median of all rounds, with the least and the greatest")
+    axes.set_yticks(range(len(rows)), [f"{workload}, {settings}" for workload, settings in rows], fontsize=8)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlabel("items per second, logarithmic: median of all rounds, with the least and the greatest")
     axes.set_title(f"{title(results)}, {results.data['machine']['cores']} cores")
-    axes.grid(axis="x", alpha=0.3)
-    axes.set_axisbelow(True)
-    axes.legend(handles=[pyplot.Rectangle((0, 0), 1, 1, color=COLOURS[name], label=name) for name in names],
-                loc="lower left", bbox_to_anchor=(0, 1.02), ncols=len(names), frameon=False)
+    axes.grid(axis="x", alpha=0.4)
+    figure.legend(handles=[pyplot.Line2D([], [], marker="o", linestyle="", color=COLOURS[name], label=name)
+                           for name in names], loc="outside upper right", ncols=len(names), frameon=False)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)

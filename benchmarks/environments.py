@@ -52,9 +52,11 @@ def interpreter(contender: str, cache: Path) -> Path | Absent:
     stamp = folder / "made-for.txt"
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == made_for:
         return python
+    # The driver's pip serves all environments, and compiles nothing in advance, of which little is imported.
     steps = (
-        [sys.executable, "-m", "venv", "--clear", str(folder)],
-        [str(python), "-m", "pip", "install", "-qq", "--prefer-binary", "--only-binary", WHEEL_ONLY, *requirements],
+        [sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder)],
+        [sys.executable, "-m", "pip", "--python", str(python), "install", "-qq", "--no-compile", "--prefer-binary",
+         "--only-binary", WHEEL_ONLY, *requirements],
     )
     for step in steps:
         finished = subprocess.run(step, capture_output=True, text=True, env=clean_environment())
@@ -70,7 +72,7 @@ def clean_environment() -> dict[str, str]:
 
 
 def last_line(text: str) -> str:
-    """Of all lines the last that is an error; otherwise the last."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    """Of all lines the last that is an error; otherwise the last that is no mere note."""
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("note:")]
     errors = [line for line in lines if line.startswith("ERROR:")]
     return (errors or lines or ["no message"])[-1]
