@@ -22,7 +22,7 @@ INSTALL := $(VENV)/bin/python -m pip install -qq --prefer-binary
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: build test ctest demo marks clean help
+.PHONY: build test ctest demo bench bench-count bench-report clean help
 
 build: $(EXTENSION)  ## compile the extension in place, if its sources changed
 
@@ -35,15 +35,21 @@ ctest: $(VENV)/with-test $(EXTENSION)  ## run the C tests only
 demo: $(VENV)/with-demo $(EXTENSION)  ## train on the digits images
 	$(VENV)/bin/python examples/digits.py
 
-marks: $(VENV)/with-test $(EXTENSION)  ## measure the speeds that the loader promises
-	$(VENV)/bin/python benchmarks/marks.py
+bench: $(VENV)/with-bench $(EXTENSION)  ## compare loaders; CASES=overhead,files for some, TORCH=1 for torch anywhere
+	$(VENV)/bin/python benchmarks/bench.py $(if $(CASES),--cases $(CASES)) $(if $(TORCH),--torch) $(ARGS)
+
+bench-count: $(EXTENSION)  ## count instructions for each item under callgrind; UPDATE=1 makes them the baseline
+	$(VENV)/bin/python benchmarks/count.py $(if $(UPDATE),--update)
+
+bench-report: $(VENV)/with-bench  ## render BENCH.md from the results that are kept
+	$(VENV)/bin/python benchmarks/report.py
 
 clean:  ## remove all that was built; the virtual environments stay
 	rm -rf build dist *.egg-info .pytest_cache dataloader_rs/*.so
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
 
 help:  ## list these targets
-	@sed -n 's/^\([a-z]*\):.*  ## /\1\t/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' Makefile
 
 $(MADE):
 	$(PYTHON) -m venv --clear $(VENV)

@@ -1,148 +1,152 @@
-"""The speeds that the loader promises, as ratios measured in one run.
-
-    python benchmarks/marks.py
-
-Contenders take turns within a run, and the middle of several rounds counts, because a noisy machine slows all of
-them. Beside what the loader reaches with two workers stands what two bare threads reach with the same calls: no loader
-of any kind can be faster than that.
-"""
+"""The speeds that the loader promises, and whether a run reached them. Knows no processes and no Markdown."""
 
 from __future__ import annotations
 
-import os
-import platform
-import statistics
-import sys
-import threading
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from dataloader_rs import PyDataloader, PyDataset
+import cases
+from cases import EIGHT, FOUR, FOUR_BY_16, NONE, TWO, TWO_DEEP
+from results import Results
+from workloads import Network
 
-ROUNDS = 9
-
-
-class Ids(PyDataset[int]):
-    """The emptiest dataset."""
-
-    def __init__(self, length: int) -> None:
-        super().__init__()
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> int:
-        return index
+# On free-threaded builds without deferred counts, the share of what two bare threads reach.
+OF_BARE_THREADS = 0.9
+# With workers at most this much slower than without, and what is too small to be worth a thread.
+NEVER_SLOWER = 0.95
+NEVER_SLOWER_TINY = 0.90
+TINY_ITEM_SECONDS = 0.2e-6
+GIL_BATCH_SECONDS = 100e-6
 
 
-class Work(Ids):
-    """About a millisecond of pure Python on data of the thread."""
+@dataclass(frozen=True)
+class Mark:
+    """A promised figure and the one that was reached, None if there is a `reason` why it was not measured."""
 
-    def __init__(self, length: int, turns: int) -> None:
-        super().__init__(length)
-        self.turns = turns
+    what: str
+    mark: float
+    reached: float | None
+    unit: str = "x"
+    more_is_better: bool = True
+    reason: str = ""
+    note: str = ""
 
-    def __getitem__(self, index: int) -> int:
-        total = index
-        for number in range(self.turns):
-            total = (total * 31 + number) & 0xFFFF
-        return total
-
-
-def seconds(function: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    function()
-    return time.perf_counter() - start
-
-
-def compared(contenders: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Seconds of each, the median of rounds in which they take turns after one to warm up."""
-    rounds = [{name: seconds(function) for name, function in contenders.items()} for _ in range(ROUNDS + 1)]
-    return {name: statistics.median(taken[name] for taken in rounds[1:]) for name in contenders}
+    @property
+    def met(self) -> bool | None:
+        if self.reached is None:
+            return None
+        return self.reached >= self.mark if self.more_is_better else self.reached <= self.mark
 
 
-def consume(loader: PyDataloader) -> None:
-    for _ in loader:
-        pass
+def marks(results: Results) -> list[Mark]:
+    """All marks that concern this interpreter and the workloads that were run."""
+    found = [*no_workers(results), *with_two_workers(results), *network(results), *first_batch(results),
+             *oversubscribed(results), *against_torch(results), *hand_over(results), *huge_shuffle(results),
+             *never_slower(results)]
+    return [mark for workload, mark in found if results.was_run(workload)]
 
 
-def hand_written(dataset: Ids, batch_size: int) -> None:
-    for start in range(0, len(dataset), batch_size):
-        run = list(range(start, min(start + batch_size, len(dataset))))
-        [dataset[i] for i in run]
+def ratio(results: Results, what: str, mark: float, workload: str, over: tuple[str, str], under: tuple[str, str],
+          note: str = "") -> tuple[str, Mark]:
+    reached = results.ratio(workload, over, under)
+    reason = ""
+    if reached is None:
+        missing = over if not results.rounds(workload, *over, "items/s") else under
+        reason = results.reason(workload, *missing)
+    return workload, Mark(what, mark, reached, reason=reason, note=note)
 
 
-def bare_threads(dataset: Ids, num_threads: int) -> None:
-    """The same calls on threads of their own that share nothing but the dataset."""
-
-    def work(first: int) -> None:
-        for i in range(first, len(dataset), num_threads):
-            dataset[i]
-
-    threads = [threading.Thread(target=work, args=(first,)) for first in range(num_threads)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+def at_most(results: Results, what: str, mark: float, workload: str, settings: str, figure: str,
+            unit: str) -> tuple[str, Mark]:
+    reached = results.median(workload, settings, "ours", figure)
+    reason = results.reason(workload, settings, "ours") if reached is None else ""
+    return workload, Mark(what, mark, reached, unit, more_is_better=False, reason=reason)
 
 
-def overhead() -> None:
-    dataset = Ids(320_000)
-    taken = compared({
-        "hand": lambda: hand_written(dataset, 32),
-        "none": lambda loader=PyDataloader(dataset, batch_size=32): consume(loader),
-    })
-    show("return i, batch 32, no workers / hand-written loop", taken["hand"] / taken["none"], "at least 0.95")
+def no_workers(results: Results) -> Iterator[tuple[str, Mark]]:
+    for batch_size, mark in ((1, 1.1), (32, 1.4), (256, 1.5)):
+        workload = f"return i, batch {batch_size}"
+        yield ratio(results, f"{workload}, no workers, against the Rust wheel", mark, workload,
+                    (NONE, "ours"), (NONE, "rust"))
 
 
-def scaling() -> None:
-    turns = 1_000
-    turns = int(turns * 1e-3 / min(seconds(lambda: Work(1, turns)[0]) for _ in range(20)))
-    dataset = Work(400, turns)
-    taken = compared({
-        "none": lambda loader=PyDataloader(dataset, batch_size=8): consume(loader),
-        "two": lambda loader=PyDataloader(dataset, batch_size=8, num_workers=2): consume(loader),
-        "bare": lambda: bare_threads(dataset, 2),
-        "one": lambda: bare_threads(dataset, 1),
-    })
-    show("1 ms of pure Python, 2 workers / no workers", taken["none"] / taken["two"],
-         "free-threaded at least 1.8, else 0.85")
-    show("    the same, 2 bare threads / 1", taken["one"] / taken["bare"], "the limit")
+def with_two_workers(results: Results) -> Iterator[tuple[str, Mark]]:
+    for workload, settings, gil, free_threaded in (
+        ("return i, batch 32", TWO, 0.45, 0.9),
+        ("return i, batch 32", TWO_DEEP, 0.8, None),
+        ("return i, batch 1", TWO, 0.06, 0.3),
+        ("fresh objects", TWO, 0.7, 1.3),
+        ("files", TWO, 1.0, 1.95),
+        ("augmentation", TWO, 1.9, 1.95),
+        ("tokeniser, dict per thread", TWO, 0.95, 1.85),
+        ("tokeniser, shared dict", TWO, None, 1.85),
+    ):
+        mark = gil if results.has_gil else free_threaded
+        if mark is not None:
+            mark, note = lowered(results, workload, mark)
+            yield ratio(results, f"{workload}, {settings} against none", mark, workload,
+                        (settings, "ours"), (NONE, "ours"), note)
 
 
-def starts() -> None:
-    loader = PyDataloader(Ids(64), batch_size=8, num_workers=4)
-
-    def epochs() -> None:
-        for _ in range(200):
-            consume(loader)
-
-    show("200 epochs of 8 batches, 4 workers, seconds", statistics.median(seconds(epochs) for _ in range(ROUNDS)),
-         "at most 2")
-
-    def cold() -> None:
-        next(iter(PyDataloader(Ids(64), batch_size=8, num_workers=2)))
-
-    def warm() -> None:
-        next(iter(loader))
-
-    for name, function in (("cold", cold), ("warm", warm)):
-        taken = [seconds(function) for _ in range(50)]
-        show(f"first batch, {name}, ms: median", statistics.median(taken) * 1e3, "under 2")
+def lowered(results: Results, workload: str, mark: float) -> tuple[float, str]:
+    """The mark of a free-threaded build without deferred counts, where the interpreter sets a lower limit."""
+    limit = results.ratio(workload, (TWO, "bare"), (NONE, "bare"))
+    if results.has_gil or results.defers_counts or limit is None:
+        return mark, ""
+    return min(mark, OF_BARE_THREADS * limit), f"two bare threads: {limit:.2f}"
 
 
-def show(name: str, value: float, mark: str) -> None:
-    print(f"{name:<55} {value:8.3f}   ({mark})")
+def network(results: Results) -> Iterator[tuple[str, Mark]]:
+    settings = cases.BY_NAME["network"].settings[FOUR_BY_16]
+    limit = settings.num_workers * settings.items_in_parallel / Network.seconds_per_item
+    reached = results.median("network", FOUR_BY_16, "ours")
+    reason = results.reason("network", FOUR_BY_16, "ours") if reached is None else ""
+    yield "network", Mark(f"network, {FOUR_BY_16}, share of the limit", 0.97,
+                          None if reached is None else reached / limit, reason=reason)
 
 
-def main() -> None:
-    gil = "GIL" if getattr(sys, "_is_gil_enabled", lambda: True)() else "free-threaded"
-    print(f"CPython {platform.python_version()} ({gil}), {len(os.sched_getaffinity(0))} cores, {platform.machine()}")
-    overhead()
-    scaling()
-    starts()
+def first_batch(results: Results) -> Iterator[tuple[str, Mark]]:
+    for workload, mark in (("first batch, cold", 0.4), ("first batch, warm", 0.1)):
+        yield at_most(results, f"{workload}, {TWO}", mark, workload, TWO, "ms", "ms")
 
 
-if __name__ == "__main__":
-    main()
+def oversubscribed(results: Results) -> Iterator[tuple[str, Mark]]:
+    for workload in cases.chosen(["oversubscribed"]):
+        yield ratio(results, f"{workload.name}, {EIGHT} against 2", 0.95, workload.name,
+                    (EIGHT, "ours"), (TWO, "ours"))
+
+
+def against_torch(results: Results) -> Iterator[tuple[str, Mark]]:
+    heavy = 1.5 if results.has_gil else 5
+    for workload, settings, mark in (
+        ("return i, batch 32", TWO, 15), ("network", FOUR_BY_16, 15), ("files", TWO, heavy),
+        ("augmentation", TWO, heavy),
+    ):
+        yield ratio(results, f"{workload}, {settings}, against torch", mark, workload,
+                    (settings, "ours"), (settings, "torch"))
+
+
+def hand_over(results: Results) -> Iterator[tuple[str, Mark]]:
+    if results.has_gil:
+        yield at_most(results, f"hand-over beside {FOUR}, p99", 1.0, "hand-over", FOUR, "p99 ms", "ms")
+
+
+def huge_shuffle(results: Results) -> Iterator[tuple[str, Mark]]:
+    for what, mark, figure, unit in (("start", 1.0, "start ms", "ms"), ("cost of an index", 25, "ns/index", "ns"),
+                                     ("memory that grows", 1.0, "MB grown", "MB")):
+        yield at_most(results, f"shuffle of 10^9, {what}", mark, "shuffle of 10^9", NONE, figure, unit)
+
+
+def never_slower(results: Results) -> Iterator[tuple[str, Mark]]:
+    """Workers cost at most a few percent, wherever there is enough to do for them."""
+    for workload in cases.WORKLOADS:
+        if workload.figures != cases.THROUGHPUT or not {NONE, TWO} <= set(workload.settings):
+            continue
+        alone = results.median(workload.name, NONE, "ours")
+        batch_size = workload.settings[NONE].batch_size
+        if alone is None or batch_size == 1 or results.has_gil and batch_size / alone < GIL_BATCH_SECONDS:
+            continue
+        mark = NEVER_SLOWER_TINY if not results.has_gil and 1 / alone < TINY_ITEM_SECONDS else NEVER_SLOWER
+        mark, note = lowered(results, workload.name, mark)
+        yield ratio(results, f"{workload.name}, {TWO} never slower than none", mark, workload.name,
+                    (TWO, "ours"), (NONE, "ours"), note)

@@ -55,7 +55,7 @@ def anchors() -> set[str]:
 
 
 def makefile_targets() -> set[str]:
-    return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 
 
 @pytest.mark.parametrize(("program", "block"), programs())
@@ -92,7 +92,7 @@ def test_named_make_targets_exist():
     """Whatever the README tells to `make` is a target of the Makefile."""
     if not (ROOT / "Makefile").exists():
         pytest.skip("no Makefile here")
-    commands = re.findall(r"(?:^|`)make ([a-z]+)", README, re.MULTILINE)
+    commands = re.findall(r"(?:^|`)make ([a-z-]+)", README, re.MULTILINE)
     assert {"demo", "test"} <= set(commands) <= makefile_targets()
 
 
