@@ -32,7 +32,7 @@ from dataloader_rs._pool cimport *
 from dataloader_rs._shuffle cimport ShuffledOrder
 
 from dataloader_rs.errors import explain, interrupted, not_the_end
-from dataloader_rs.fetch import make_fetch_run
+from dataloader_rs.fetch import fetch_run_for
 from dataloader_rs.threads import adopt_thread, forget_thread, hold_for_fork, release_in_child, release_in_parent
 
 
@@ -139,7 +139,7 @@ cdef class Recipe:
         self.dataset = dataset
         self.fetch_many = fetch_many if items_in_parallel == 1 else None
         self.collate_fn = collate_fn
-        self.fetch_run = make_fetch_run()
+        self.fetch_run = fetch_run_for(dataset)
         self.batch_size = batch_size
         self.num_workers = num_workers
         self.items_in_parallel = items_in_parallel

@@ -15,6 +15,10 @@
 void dlrs_gate_ask(void);
 void dlrs_gate_passed(void);
 
+/* Look, after asking, whether a worker stands aside, for `most_ns`: whoever asks for the GIL before it is free sleeps, and
+ * is woken late. True if one does. */
+bool dlrs_gate_look(uint64_t most_ns);
+
 /* Does any consumer ask? */
 bool dlrs_gate_is_asked(void);
 

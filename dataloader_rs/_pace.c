@@ -1,35 +1,45 @@
 /* The pace. See _pace.h for what it promises.
  *
  * What a trial costs. Where more workers are faster, the two segments with fewer of them lose a few milliseconds. So the
- * next trial of that kind is put off for twice as long, and for longer where runs are long. Items beyond SLOW_ITEM_NS are left alone:
- * what they wait for is rarely another worker. */
+ * next trial of that kind is put off for twice as long, and for longer where runs are long. Runs that are too long for that
+ * are left alone: what they wait for is rarely another worker. */
 #include "_pace.h"
+
+#include <stddef.h>
 
 #define MS 1000000ull
 
-enum { SEGMENTS = 4, ENOUGH_ITEMS = 8, ENOUGH_REPORTS = 3 /* of each worker */, WORTH = 40 };
+enum { SEGMENTS = 4, ENOUGH_REPORTS = 8, WORTH = 30 };
 
-static const uint64_t SEGMENT_NS = 4 * MS;
-static const uint64_t SEGMENT_MOST_NS = 100 * MS; /* a segment or a settling that takes longer says nothing */
+static const uint64_t SEGMENT_NS = 8 * MS;
+static const uint64_t SEGMENT_MOST_NS = 200 * MS;/* a segment or a settling that takes longer says nothing */
+static const uint64_t COMING_NS = 2 * MS;         /* by then a worker that was woken is there */
 static const uint64_t FIRST_TRIAL_NS = 15 * MS;   /* of steady work, before the first trial */
 static const uint64_t PERIOD_NS = 400 * MS;       /* from one trial to the next, which goes the other way */
 static const uint64_t SOON_NS = 40 * MS;          /* the same after a success */
-static const uint64_t SLOW_ITEM_NS = 2 * MS;
 static const uint64_t STALL_HOLD_NS = 1000 * MS;
 static const uint64_t STALL_HOLD_MOST_NS = 64000 * MS;
 /* How fast a candidate must be, compared with `best`. Fewer workers that get about as much done are better: the processors are
  * free for others, and a step on the way to fewer still may be level ground. */
 static const double ENOUGH_MORE = 1.03;
 static const double ENOUGH_FEWER = 0.985;
+static const double WAITING = 0.5;   /* processors: workers that keep less than that busy all together mostly wait */
+static const double SATURATED = 0.8; /* of the processors that there are */
 
 static uint64_t max_u64(uint64_t a, uint64_t b)
 {
     return a > b ? a : b;
 }
 
-void dlrs_pace_init(dlrs_pace *pace, unsigned most)
+void dlrs_pace_init(dlrs_pace *pace, unsigned most, unsigned num_processors, bool exclusive)
 {
-    *pace = (dlrs_pace){.limit = most, .most = most, .best = most, .step = -1, .stall_hold_ns = STALL_HOLD_NS};
+    *pace = (dlrs_pace){.limit = most,
+                        .most = most,
+                        .num_processors = num_processors,
+                        .num_attached = exclusive ? 1 : num_processors,
+                        .best = most,
+                        .step = -1,
+                        .stall_hold_ns = STALL_HOLD_NS};
 }
 
 static void end_trial(dlrs_pace *pace, uint64_t trial_due_ns)
@@ -39,33 +49,55 @@ static void end_trial(dlrs_pace *pace, uint64_t trial_due_ns)
     pace->trial_due_ns = trial_due_ns;
 }
 
-static void begin_step(dlrs_pace *pace, uint64_t now_ns)
+static void begin_segment(dlrs_pace *pace, uint64_t now_ns)
 {
-    pace->limit = pace->step % 2 == 0 ? pace->best : pace->candidate;
-    pace->settling = true;
+    pace->settling = false;
     pace->since_ns = now_ns;
+    pace->segment++;
+    pace->reporting = NULL;
+    pace->reports = pace->items = 0;
 }
 
-static void begin_trial(dlrs_pace *pace, uint64_t now_ns)
+static void begin_step(dlrs_pace *pace, uint64_t now_ns)
+{
+    unsigned before = pace->limit;
+    pace->limit = pace->step % 2 == 0 ? pace->best : pace->candidate;
+    pace->settling = pace->limit != before;
+    pace->since_ns = now_ns;
+    if (!pace->settling)
+        begin_segment(pace, now_ns);
+}
+
+/* Do the workers, all together, keep more than so many processors busy? True if that is not known. */
+static bool are_busy(const dlrs_pace *pace, unsigned awake, double processors)
+{
+    return (double)pace->busy_ns * awake >= (double)pace->timed_ns * processors;
+}
+
+/* How many reports a segment takes, beside the first of each worker. */
+static uint64_t enough_reports(unsigned awake)
+{
+    return awake == 1 ? ENOUGH_REPORTS / 2 : awake > ENOUGH_REPORTS ? awake : ENOUGH_REPORTS;
+}
+
+/* Are reports so far apart that a segment would take too long? */
+static bool are_rare(const dlrs_pace *pace, unsigned awake)
+{
+    double periods = 1 + (double)enough_reports(awake) / awake;
+    return (double)pace->reported_ns * periods >= (double)SEGMENT_MOST_NS * (double)pace->reports;
+}
+
+static void begin_trial(dlrs_pace *pace, uint64_t now_ns, bool saturated)
 {
     bool up = pace->best == 1 || (pace->upwards && pace->best < pace->most);
     if (!up)
-        pace->candidate = pace->best / 2;
+        pace->candidate = saturated && pace->best > pace->num_processors ? pace->num_processors : pace->best / 2;
     else
         pace->candidate = pace->best > pace->most / 2 ? pace->most : pace->best * 2;
     pace->rates[0] = pace->rates[1] = 0;
     pace->candidate_ns = 0;
     pace->step = 0;
     begin_step(pace, now_ns);
-}
-
-static void begin_segment(dlrs_pace *pace, uint64_t now_ns)
-{
-    pace->settling = false;
-    pace->since_ns = now_ns;
-    pace->segment++;
-    pace->segment_reports = pace->segment_items = 0;
-    pace->segment_rate = 0;
 }
 
 static void decide(dlrs_pace *pace, uint64_t now_ns)
@@ -85,9 +117,33 @@ static void decide(dlrs_pace *pace, uint64_t now_ns)
     end_trial(pace, now_ns + wait_ns);
 }
 
+static void add_report(dlrs_pace *pace, dlrs_pace_worker *worker, uint64_t items, uint64_t now_ns)
+{
+    if (worker->segment != pace->segment) {
+        *worker = (dlrs_pace_worker){.segment = pace->segment, .first_ns = now_ns, .next = pace->reporting};
+        pace->reporting = worker;
+        return;
+    }
+    worker->reports++;
+    worker->items += items;
+    pace->reports++;
+    pace->items += items;
+}
+
+/* Items per ns of all workers in this segment. Each is, on average, half done with what it will report next. */
+static double segment_rate(const dlrs_pace *pace, uint64_t now_ns)
+{
+    double rate = 0, items_per_report = (double)pace->items / (double)pace->reports;
+    for (const dlrs_pace_worker *worker = pace->reporting; worker != NULL; worker = worker->next) {
+        if (now_ns > worker->first_ns)
+            rate += ((double)worker->items + items_per_report / 2) / (double)(now_ns - worker->first_ns);
+    }
+    return rate;
+}
+
 static void end_segment(dlrs_pace *pace, uint64_t now_ns)
 {
-    pace->rates[pace->step % 2] += pace->segment_rate;
+    pace->rates[pace->step % 2] += segment_rate(pace, now_ns);
     if (pace->step % 2 == 1)
         pace->candidate_ns += now_ns - pace->since_ns;
     if (++pace->step == SEGMENTS)
@@ -96,62 +152,53 @@ static void end_segment(dlrs_pace *pace, uint64_t now_ns)
         begin_step(pace, now_ns);
 }
 
-static double rate_of(const dlrs_pace_reports *reports)
-{
-    return reports->last_ns > reports->first_ns
-               ? (double)reports->items / (double)(reports->last_ns - reports->first_ns) : 0;
-}
-
-static void add_report(dlrs_pace *pace, dlrs_pace_reports *own, uint64_t items, uint64_t now_ns)
-{
-    if (own->segment != pace->segment) {
-        *own = (dlrs_pace_reports){.segment = pace->segment, .first_ns = now_ns, .last_ns = now_ns};
-        return;
-    }
-    pace->segment_rate -= rate_of(own);
-    own->items += items;
-    own->last_ns = now_ns;
-    pace->segment_items += items;
-    pace->segment_reports++;
-    pace->segment_rate += rate_of(own);
-}
-
-void dlrs_pace_report(dlrs_pace *pace, dlrs_pace_reports *own, uint64_t items, uint64_t elapsed_ns, uint64_t now_ns,
+void dlrs_pace_report(dlrs_pace *pace, dlrs_pace_worker *worker, uint64_t items, uint64_t elapsed_ns, uint64_t now_ns,
                       unsigned awake)
 {
     if (pace->most == 1)
         return;
     if (pace->trial_due_ns == 0)
         pace->trial_due_ns = now_ns + FIRST_TRIAL_NS;
-    if (items > 0 && elapsed_ns / items >= SLOW_ITEM_NS) {
-        end_trial(pace, now_ns + PERIOD_NS);
-        return;
-    }
     if (pace->step < 0) {
-        if (now_ns >= pace->trial_due_ns && !dlrs_pace_is_stalled(pace, now_ns))
-            begin_trial(pace, now_ns);
+        pace->reports++;
+        pace->reported_ns += elapsed_ns;
+        if (now_ns < pace->trial_due_ns || dlrs_pace_is_stalled(pace, now_ns))
+            return;
+        if (!are_busy(pace, awake, WAITING))
+            pace->best = pace->most;
+        if (are_rare(pace, awake) || !are_busy(pace, awake, WAITING))
+            end_trial(pace, now_ns + PERIOD_NS);
+        else
+            begin_trial(pace, now_ns, are_busy(pace, awake, SATURATED * pace->num_attached));
+        pace->timed_ns = pace->busy_ns = pace->reported_ns = pace->reports = 0;
         return;
     }
     uint64_t spent_ns = now_ns > pace->since_ns ? now_ns - pace->since_ns : 0;
     if (pace->settling) {
-        if (awake == pace->limit)
+        /* Some of those that may come find nothing to do, where the consumer is what holds things up. */
+        if (awake == pace->limit || (awake < pace->limit && spent_ns >= COMING_NS))
             begin_segment(pace, now_ns);
         else if (spent_ns >= SEGMENT_MOST_NS)
             end_trial(pace, now_ns + PERIOD_NS);
         return;
     }
-    add_report(pace, own, items, now_ns);
-    if (spent_ns >= SEGMENT_NS && pace->segment_items >= ENOUGH_ITEMS
-        && pace->segment_reports >= (uint64_t)pace->limit * ENOUGH_REPORTS)
+    add_report(pace, worker, items, now_ns);
+    if (spent_ns >= SEGMENT_NS && pace->reports >= enough_reports(awake))
         end_segment(pace, now_ns);
     else if (spent_ns >= SEGMENT_MOST_NS)
         end_trial(pace, now_ns + PERIOD_NS);
 }
 
-void dlrs_pace_disturb(dlrs_pace *pace)
+void dlrs_pace_tell_busy(dlrs_pace *pace, uint64_t elapsed_ns, uint64_t busy_ns)
+{
+    pace->timed_ns += elapsed_ns;
+    pace->busy_ns += busy_ns;
+}
+
+void dlrs_pace_disturb(dlrs_pace *pace, uint64_t now_ns)
 {
     if (pace->step >= 0)
-        end_trial(pace, 0);
+        end_trial(pace, now_ns + PERIOD_NS);
 }
 
 void dlrs_pace_stall(dlrs_pace *pace, uint64_t now_ns)

@@ -4,8 +4,9 @@
  *
  *      limit = best  --trial due-->  [best][candidate][best][candidate]  --clearly better?-->  limit = best
  *
- * A trial is four short segments in turns, because the speed of a machine drifts; in each of them the pace counts the
- * items of every worker between its first and its last report, so that runs which straddle the borders do no harm.
+ * A trial is four short segments in turns, because the speed of a machine drifts. In each of them the pace counts what each
+ * worker finishes from its first report to the end of the segment, so that it does not matter where in its work a worker
+ * was when the segment began, and a worker does not seem fast because it has the lock just then.
  *
  * This half is plain arithmetic on reports and times: no threads, no clock, no locks. Every function here is called with
  * the lock of the pool held. */
@@ -15,16 +16,19 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* What the pace remembers for each worker; starts out zeroed. */
-typedef struct dlrs_pace_reports {
-    uint64_t segment; /* which the rest is about */
-    uint64_t first_ns, last_ns;
-    uint64_t items; /* finished between the two */
-} dlrs_pace_reports;
+/* What the pace knows of a worker; starts out zeroed. */
+typedef struct dlrs_pace_worker {
+    uint64_t segment;  /* which the rest is about */
+    uint64_t first_ns; /* its first report */
+    uint64_t reports, items; /* after that */
+    struct dlrs_pace_worker *next; /* with reports about the same segment */
+} dlrs_pace_worker;
 
 typedef struct dlrs_pace {
     unsigned limit; /* workers that should be awake now: 1 .. most */
     unsigned most;
+    unsigned num_processors;
+    unsigned num_attached; /* how many of them can be used at once by workers that do not wait */
     unsigned best;
     unsigned candidate; /* during a trial: what is compared with `best` */
     int step;           /* of the trial, 0 .. 3: even ones are with `best`; or -1 without a trial */
@@ -32,25 +36,31 @@ typedef struct dlrs_pace {
     bool upwards;       /* which way the next trial goes, if both are possible */
     uint64_t segment;   /* number of the segment that is measured; 0 is none */
     uint64_t since_ns;  /* when the settling or the segment began */
+    dlrs_pace_worker *reporting; /* who has reported in this segment */
+    uint64_t reports, items; /* in this segment; without a trial, since the last one */
+    uint64_t reported_ns; /* without a trial: how long they took */
     uint64_t candidate_ns; /* spent with the candidate in this trial */
     uint64_t trial_due_ns; /* 0 before the first report */
+    uint64_t timed_ns, busy_ns; /* since the last trial: what workers reported, and what of it they were running */
     uint64_t stalled_until_ns;
     uint64_t stall_hold_ns; /* how long the next stall keeps the pace from trying */
-    uint64_t segment_reports, segment_items;
-    double segment_rate; /* items per ns in this segment so far, of all workers */
-    double rates[2];     /* of the segments with `best`, and of those with the candidate; sums */
+    double rates[2]; /* items per ns, of the segments with `best` and of those with the candidate; sums */
 } dlrs_pace;
 
-/* Begin with all of `most` workers, 1 or more, awake. */
-void dlrs_pace_init(dlrs_pace *pace, unsigned most);
+/* Begin with all of `most` workers, 1 or more, awake. `exclusive`: only one of them is attached at a time. */
+void dlrs_pace_init(dlrs_pace *pace, unsigned most, unsigned num_processors, bool exclusive);
 
-/* A worker reports one or more whole runs of `items` finished, for which it took `elapsed_ns`; `awake` workers are awake.
- * Reports may come in any order, and times may go back a little between workers. */
-void dlrs_pace_report(dlrs_pace *pace, dlrs_pace_reports *own, uint64_t items, uint64_t elapsed_ns, uint64_t now_ns,
+/* A worker reports a run finished, or several short ones, of `items`, for which it took `elapsed_ns`; `awake` workers are
+ * awake. Times may go back a little between workers. */
+void dlrs_pace_report(dlrs_pace *pace, dlrs_pace_worker *worker, uint64_t items, uint64_t elapsed_ns, uint64_t now_ns,
                       unsigned awake);
 
-/* The work changed its kind, or there was none for a while: what a trial measured so far says nothing. */
-void dlrs_pace_disturb(dlrs_pace *pace);
+/* A worker tells that in `elapsed_ns` a processor ran it for `busy_ns`; now and then is enough. Workers that mostly wait,
+ * for a disk or a network, are never tried with fewer of them. */
+void dlrs_pace_tell_busy(dlrs_pace *pace, uint64_t elapsed_ns, uint64_t busy_ns);
+
+/* The work changes its kind, or ends for a while: what a trial measured so far says nothing. */
+void dlrs_pace_disturb(dlrs_pace *pace, uint64_t now_ns);
 
 /* Nothing was finished for so long that items may be waiting for each other: all workers may be awake, and no trial takes
  * that back for a second; for twice as long with each further stall, up to about a minute. */

@@ -25,6 +25,14 @@ static inline uint64_t dlrs_now_ns(void)
     return (uint64_t)now.tv_sec * DLRS_NS_PER_S + (uint64_t)now.tv_nsec;
 }
 
+/* How long processors have run the calling thread. */
+static inline uint64_t dlrs_thread_busy_ns(void)
+{
+    struct timespec busy;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &busy);
+    return (uint64_t)busy.tv_sec * DLRS_NS_PER_S + (uint64_t)busy.tv_nsec;
+}
+
 static inline int dlrs_cond_init(pthread_cond_t *cond)
 {
 #ifdef __APPLE__

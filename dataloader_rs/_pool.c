@@ -40,10 +40,10 @@
 
 enum {
     /* How long one looks for what one waits for before one parks: about what parking and being woken costs; longer
-     * where it is known to be a turn of cheap runs. Not at all if it took much longer the last times. */
+     * where runs are known to be cheap. Not at all if it took much longer the last times. */
     SPIN_NS = 5000,
-    SPIN_TURN_NS = 40000,
-    WORTH_SPINNING = 4,
+    SPIN_CHEAP_NS = 100000,
+    WORTH_SPINNING = 2,
 
     CHEAP_NS = 20000,     /* a run that takes less is cheap; about what two turns cost */
     PATIENCE_NS = 300000, /* how long a consumer whose batch is ready lets a worker go on with cheap runs */
@@ -54,8 +54,13 @@ enum {
     TIMED_NS = 1500,
     TIMED_RUNS = 16,
 
+    TELL_NS = 2000000, /* a worker tells every so often how busy it is */
+
     WHOLE_NS = 200000, /* a run of so much is done in one go */
     PIECE_NS = 100000, /* a longer one in pieces of so much */
+
+    LOOKS_IN_VAIN = 4, /* at the gate: after so many, every LOOK_AGAIN-th time only */
+    LOOK_AGAIN = 64,
 };
 
 struct dlrs_worker {
@@ -67,18 +72,20 @@ struct dlrs_worker {
 
     /* The worker's own. */
     void *thread_context;    /* what the `enter` hook returned */
-    uint64_t run_began_ns;   /* the oldest run that is not timed yet; 0 while it has none */
-    uint64_t reported_ns;    /* when its last piece or run was finished, or the same; 0 as well */
+    uint64_t run_began_ns;   /* the oldest run that is not timed yet */
+    uint64_t piece_began_ns; /* the piece of a run it is at, likewise */
+    bool in_pieces;          /* it has finished a piece of the run it is at */
     uint64_t untimed_runs;   /* finished since then */
     uint64_t untimed_items;
     uint64_t run_ns;         /* how long a run takes, a moving average; 0 before the first is done */
     uint64_t item_ns;        /* how long an item takes, likewise */
-    uint64_t items_reported; /* of the run it is at */
+    uint64_t told_ns;        /* when it last told the pace how busy it is; 0 while it has not yet */
+    uint64_t told_busy_ns;   /* its own clock then */
     uint64_t waited_ns;      /* how long it waits for cheap runs to claim, likewise */
 
     /* Guarded by `pool->lock`. */
     bool is_awake;
-    dlrs_pace_reports reports;
+    dlrs_pace_worker pace;
 };
 
 struct dlrs_epoch {
@@ -94,7 +101,9 @@ struct dlrs_epoch {
 
     /* The consumer's own. */
     uint64_t waited_ns; /* how long it waits for a batch, a moving average */
+    uint64_t look_again_ns; /* how long it waits for a turn to end before it looks whether its batch is ready */
     bool asks_gate; /* from when its batch is ready until it has attached */
+    unsigned looks_in_vain; /* at the gate, in a row */
 
     /* Guarded by `pool->lock`. */
     dlrs_ring ring;
@@ -129,7 +138,7 @@ struct dlrs_pool {
     atomic_bool turn_is_over; /* a worker came back since one last claimed; see NOTE [ cheap runs ] */
     atomic_uint calls; /* changes when the worker that spins has something to claim */
 
-    atomic_uint num_finished; /* runs, and pieces of runs; may wrap; written by workers, without `lock` */
+    atomic_uint num_finished; /* runs, and pieces of runs; may wrap; workers add to it without `lock` */
 
     pthread_mutex_t lock;
     /* Guarded by `lock`. */
@@ -270,11 +279,15 @@ static bool can_open_locked(const dlrs_epoch *epoch)
            && dlrs_ring_has_room(&epoch->ring);
 }
 
+static bool is_cheap_locked(const dlrs_pool *pool)
+{
+    return pool->run_ns > 0 && pool->run_ns < CHEAP_NS;
+}
+
 /* Do workers and consumers take turns? See NOTE [ cheap runs ]. */
 static bool takes_turns_locked(const dlrs_pool *pool)
 {
-    return pool->exclusive && pool->run_ns > 0 && pool->run_ns < CHEAP_NS
-           && !dlrs_pace_is_stalled(&pool->pace, pool->last_report_ns);
+    return pool->exclusive && is_cheap_locked(pool) && !dlrs_pace_is_stalled(&pool->pace, pool->last_report_ns);
 }
 
 /* How many workers may be awake. */
@@ -441,7 +454,7 @@ static void spin_for_call_locked(dlrs_worker *worker)
     bool called = false;
     pool->spinning = true;
     pthread_mutex_unlock(&pool->lock);
-    uint64_t deadline = dlrs_now_ns() + SPIN_TURN_NS;
+    uint64_t deadline = dlrs_now_ns() + SPIN_CHEAP_NS;
     do {
         for (int i = 0; i < 32 && !called; i++) {
             called = atomic_load_explicit(&pool->calls, memory_order_acquire) != seen;
@@ -520,7 +533,6 @@ static bool worker_wait(dlrs_worker *worker)
     dlrs_pool *pool = worker->pool;
     bool has_parked = false, has_spun = false, claims = false;
     uint64_t began_ns = 0;
-    worker->run_began_ns = worker->reported_ns = 0;
     pthread_mutex_lock(&pool->lock);
     end_turn_locked(worker);
     while (!atomic_load_explicit(&pool->stopping, memory_order_relaxed)) {
@@ -532,8 +544,8 @@ static bool worker_wait(dlrs_worker *worker)
             break;
         if (began_ns == 0)
             began_ns = dlrs_now_ns();
-        if (!has_spun && !is_one_too_many && !pool->spinning && pool->run_ns > 0 && pool->run_ns < CHEAP_NS
-            && may_spin_locked(pool) && is_worth_spinning(worker->waited_ns, SPIN_TURN_NS)) {
+        if (!has_spun && !is_one_too_many && !pool->spinning && is_cheap_locked(pool) && may_spin_locked(pool)
+            && is_worth_spinning(worker->waited_ns, SPIN_CHEAP_NS)) {
             has_spun = true;
             spin_for_call_locked(worker);
             continue;
@@ -542,7 +554,7 @@ static bool worker_wait(dlrs_worker *worker)
             has_parked = true;
             block_signals(NULL);
         }
-        if (is_one_too_many && !pool->watched)
+        if (is_one_too_many && claimable && !pool->watched)
             watch_locked(pool);
         else
             park_locked(pool, lingers && !is_one_too_many && pool->lingering == 0 ? pool->lingers_until_ns : 0);
@@ -559,12 +571,20 @@ static bool worker_wait(dlrs_worker *worker)
     return claims;
 }
 
+/* From now on, runs of the worker are to be timed. */
+static void begin_runs(dlrs_worker *worker, uint64_t now_ns)
+{
+    worker->run_began_ns = worker->piece_began_ns = now_ns;
+    worker->untimed_runs = worker->untimed_items = 0;
+    worker->in_pieces = false;
+}
+
 /* Claim what worker_wait found, if nobody else has meanwhile. */
 static bool worker_claim(dlrs_worker *worker, dlrs_run *run)
 {
     dlrs_pool *pool = worker->pool;
-    worker->run_began_ns = worker->reported_ns = dlrs_now_ns();
-    worker->untimed_runs = worker->untimed_items = worker->items_reported = 0;
+    worker->told_ns = 0;
+    begin_runs(worker, dlrs_now_ns());
     pthread_mutex_lock(&pool->lock);
     pool->coming--;
     bool claimed = claim_locked(pool, run);
@@ -573,6 +593,18 @@ static bool worker_claim(dlrs_worker *worker, dlrs_run *run)
 }
 
 /* ---- reports of a worker: how long things take ---- */
+
+/* Tell the pace now and then how busy the worker is. To find that out is a system call; who does cheap runs is busy. */
+static void tell_busy_locked(dlrs_worker *worker, uint64_t now_ns)
+{
+    if (worker->run_ns < CHEAP_NS || now_ns - worker->told_ns < TELL_NS)
+        return;
+    uint64_t busy_ns = dlrs_thread_busy_ns();
+    if (worker->told_ns != 0)
+        dlrs_pace_tell_busy(&worker->pool->pace, now_ns - worker->told_ns, busy_ns - worker->told_busy_ns);
+    worker->told_ns = now_ns;
+    worker->told_busy_ns = busy_ns;
+}
 
 /* Count a run of `items` that the worker has finished, and time those that are not timed yet, unless that can wait. When
  * it is, or 0. */
@@ -588,7 +620,7 @@ static uint64_t time_runs(dlrs_worker *worker, uint64_t items)
     if (worker->run_ns != 0 && run_ns > worker->run_ns * 2)
         run_ns = worker->run_ns * 2;
     worker->run_ns = averaged(worker->run_ns, run_ns);
-    if (worker->items_reported == 0)
+    if (!worker->in_pieces)
         worker->item_ns = averaged(worker->item_ns, (now - worker->run_began_ns) / worker->untimed_items);
     return now;
 }
@@ -600,11 +632,12 @@ static void report_runs_locked(dlrs_worker *worker, uint64_t now_ns)
     unsigned before = pool->pace.limit;
     pool->last_report_ns = now_ns;
     pool->run_ns = averaged(pool->run_ns, worker->run_ns);
-    if (pool->adaptive)
-        dlrs_pace_report(&pool->pace, &worker->reports, worker->untimed_items, now_ns - worker->run_began_ns, now_ns,
+    if (pool->adaptive) {
+        tell_busy_locked(worker, now_ns);
+        dlrs_pace_report(&pool->pace, &worker->pace, worker->untimed_items, now_ns - worker->run_began_ns, now_ns,
                          pool->awake);
-    worker->run_began_ns = worker->reported_ns = now_ns;
-    worker->untimed_runs = worker->untimed_items = 0;
+    }
+    begin_runs(worker, now_ns);
     if (pool->pace.limit > before)
         wake_worker_locked(pool);
 }
@@ -620,7 +653,7 @@ void dlrs_worker_let_consumers_pass(dlrs_worker *worker)
     hooks->attach(worker->thread_context);
     uint64_t spent = dlrs_now_ns() - began;
     worker->run_began_ns += spent;
-    worker->reported_ns += spent;
+    worker->piece_began_ns += spent;
 }
 
 uint64_t dlrs_worker_pace(dlrs_worker *worker, uint64_t finished, uint64_t left)
@@ -630,9 +663,9 @@ uint64_t dlrs_worker_pace(dlrs_worker *worker, uint64_t finished, uint64_t left)
         return left;
     if (finished > 0) {
         uint64_t now = dlrs_now_ns();
-        worker->item_ns = averaged(worker->item_ns, (now - worker->reported_ns) / finished);
-        worker->reported_ns = now;
-        worker->items_reported += finished;
+        worker->item_ns = averaged(worker->item_ns, (now - worker->piece_began_ns) / finished);
+        worker->piece_began_ns = now;
+        worker->in_pieces = true;
         atomic_fetch_add_explicit(&pool->num_finished, 1, memory_order_relaxed);
     }
     if (worker->item_ns == 0)
@@ -771,7 +804,6 @@ bool dlrs_worker_next(dlrs_worker *worker, dlrs_run *run, void *outcome, void **
     if (is_from_parent(pool))
         return false;
     uint64_t now = time_runs(worker, run->num_items);
-    worker->items_reported = 0;
     atomic_fetch_add_explicit(&pool->num_finished, 1, memory_order_relaxed);
     pthread_mutex_lock(&pool->lock);
     if (now != 0)
@@ -889,7 +921,7 @@ dlrs_status dlrs_pool_new(const dlrs_pool_options *options, dlrs_pool **made, in
     pool->num_processors = dlrs_usable_processors();
     pool->exclusive = options->exclusive;
     pool->adaptive = options->adaptive;
-    dlrs_pace_init(&pool->pace, options->num_threads);
+    dlrs_pace_init(&pool->pace, options->num_threads, pool->num_processors, options->exclusive);
     pool->references = 1;
 
     int error = start_threads(pool, options->stack_size);
@@ -983,10 +1015,11 @@ dlrs_status dlrs_epoch_new(dlrs_pool *pool, const dlrs_epoch_options *options, v
     epoch->batch_size = options->batch_size;
     epoch->batches_in_parallel = options->batches_in_parallel;
     epoch->items_in_parallel = options->items_in_parallel;
+    epoch->look_again_ns = PATIENCE_NS;
     epoch->holds = 1;
     pthread_mutex_lock(&pool->lock);
     circle_add_locked(pool, epoch);
-    dlrs_pace_disturb(&pool->pace);
+    dlrs_pace_disturb(&pool->pace, pool->last_report_ns);
     pthread_mutex_unlock(&pool->lock);
     *made = epoch;
     return DLRS_OK;
@@ -1068,7 +1101,7 @@ static void spin_for_head(dlrs_epoch *epoch, bool turn, uint64_t deadline)
 static void wait_for_head_locked(dlrs_epoch *epoch, uint64_t deadline_ns)
 {
     dlrs_pool *pool = epoch->pool;
-    uint64_t patient_until_ns = 0, look_again_ns = PATIENCE_NS;
+    uint64_t patient_until_ns = 0;
     while (pool_status(pool) == DLRS_OK) {
         uint64_t now_ns = dlrs_now_ns(), until_ns = deadline_ns;
         bool turn = takes_turns_locked(pool);
@@ -1078,10 +1111,10 @@ static void wait_for_head_locked(dlrs_epoch *epoch, uint64_t deadline_ns)
             if (patient_until_ns == 0)
                 patient_until_ns = now_ns + PATIENCE_NS;
             until_ns = patient_until_ns;
-        } else if (turn && now_ns + look_again_ns < deadline_ns) {
+        } else if (turn && now_ns + epoch->look_again_ns < deadline_ns) {
             /* Nobody says when the head is ready as long as the turn goes on, and this run may not be cheap. */
-            until_ns = now_ns + look_again_ns;
-            look_again_ns *= 2;
+            until_ns = now_ns + epoch->look_again_ns;
+            epoch->look_again_ns *= 2;
         }
         if (now_ns >= deadline_ns || (is_ready(epoch) && now_ns >= until_ns))
             return;
@@ -1090,6 +1123,24 @@ static void wait_for_head_locked(dlrs_epoch *epoch, uint64_t deadline_ns)
         dlrs_cond_wait_until(&epoch->head_ready, &pool->lock, until_ns);
         epoch->consumer_waits = false;
     }
+}
+
+/* Ask to be let in, and if workers are busy look whether one stands aside: rarely so where their items leave the GIL to
+ * others anyway, and then not each time. */
+static void ask_at_gate(dlrs_epoch *epoch, bool busy)
+{
+    if (!epoch->asks_gate) {
+        epoch->asks_gate = true;
+        dlrs_gate_ask();
+    }
+    if (!busy || epoch->pool->num_processors == 1)
+        return;
+    if (epoch->looks_in_vain >= LOOKS_IN_VAIN && epoch->looks_in_vain++ % LOOK_AGAIN != 0)
+        return;
+    if (dlrs_gate_look(2 * PIECE_NS))
+        epoch->looks_in_vain = 0;
+    else
+        epoch->looks_in_vain++;
 }
 
 dlrs_status dlrs_epoch_wait(dlrs_epoch *epoch, uint64_t timeout_ns)
@@ -1102,7 +1153,7 @@ dlrs_status dlrs_epoch_wait(dlrs_epoch *epoch, uint64_t timeout_ns)
     pool->hungry++;
     wake_worker_locked(pool);
     bool turn = takes_turns_locked(pool);
-    uint64_t spin_ns = turn ? SPIN_TURN_NS : SPIN_NS;
+    uint64_t spin_ns = is_cheap_locked(pool) ? SPIN_CHEAP_NS : SPIN_NS;
     if (may_spin_locked(pool) && is_worth_spinning(epoch->waited_ns, spin_ns)) {
         pthread_mutex_unlock(&pool->lock);
         spin_for_head(epoch, turn, now + spin_ns);
@@ -1112,6 +1163,8 @@ dlrs_status dlrs_epoch_wait(dlrs_epoch *epoch, uint64_t timeout_ns)
     epoch->waited_ns = averaged(epoch->waited_ns, dlrs_now_ns() - now);
     pool->hungry--;
     dlrs_status status = pool_status(pool);
+    if (is_ready(epoch))
+        epoch->look_again_ns = PATIENCE_NS;
     if (status == DLRS_OK && !is_ready(epoch)) {
         status = DLRS_NOT_READY;
         /* glibc before 2.41 may lose a signal (its bug 25847): here is the time to send it again. */
@@ -1120,11 +1173,10 @@ dlrs_status dlrs_epoch_wait(dlrs_epoch *epoch, uint64_t timeout_ns)
             pthread_cond_broadcast(&pool->work_ready);
         }
     }
+    bool busy = pool->awake > 0;
     pthread_mutex_unlock(&pool->lock);
-    if (status == DLRS_OK && pool->exclusive && !epoch->asks_gate) {
-        epoch->asks_gate = true;
-        dlrs_gate_ask();
-    }
+    if (status == DLRS_OK && pool->exclusive)
+        ask_at_gate(epoch, busy);
     return status;
 }
 
@@ -1146,7 +1198,7 @@ void dlrs_epoch_cancel(dlrs_epoch *epoch)
     if (!epoch->cancelled) {
         epoch->cancelled = true;
         circle_remove_locked(pool, epoch);
-        dlrs_pace_disturb(&pool->pace);
+        dlrs_pace_disturb(&pool->pace, pool->last_report_ns);
         epoch->first_unstarted = NULL;
         for (uint64_t n = epoch->ring.taken; n < epoch->ring.claimed; n++)
             epoch->ring.slots[n % epoch->ring.size]->closed = true;

@@ -6,17 +6,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 
 def _fetch_run(dataset: Any, run: Iterator[int]) -> list:
     return [dataset[index] for index in run]
 
 
-def make_fetch_run() -> Callable[[Any, Iterator[int]], list]:
+def fetch_run_for(dataset: object) -> Callable[[Any, Iterator[int]], list]:
     """A function ``fetch_run(dataset, run)`` that returns the items of a run, in order.
 
-    What is left in `run` after an exception tells which item raised it. Each loader has a copy of its own, because the
-    interpreter tunes a piece of code to the types that it meets there: loaders of two datasets that shared it would
-    undo each other's.
+    What is left in `run` after an exception tells which item raised it. Each type of dataset has a copy of its own,
+    because the interpreter tunes a piece of code to the types that it meets there: loaders of two kinds of dataset that
+    shared it would undo each other's.
     """
-    return FunctionType(_fetch_run.__code__.replace(), globals(), "fetch_run")
+    function = _of_type.get(type(dataset))
+    if function is None:
+        function = FunctionType(_fetch_run.__code__.replace(), globals(), "fetch_run")
+        _of_type[type(dataset)] = function
+    return function
+
+
+_of_type: WeakKeyDictionary[type, Callable[[Any, Iterator[int]], list]] = WeakKeyDictionary()

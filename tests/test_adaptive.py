@@ -1,0 +1,262 @@
+"""How many workers take part, and who goes first: what `adaptive` promises, and the pieces that long batches come in."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from array import array
+
+import pytest
+from conftest import FREE_THREADED, eventually
+from datasets import Ids
+
+from dataloader_rs import PyDataloader, PyDataset
+
+LIMIT = 30.0  # seconds; a wait that takes longer hangs
+
+
+class Switchable(Ids):
+    """``dataset[i]`` is what ``dataset.fetch(i)`` returns, which may be changed between two epochs."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.fetch = lambda index: index
+
+    def __getitem__(self, index: int) -> int:
+        return self.fetch(index)
+
+
+def exhaust(loader) -> int:
+    return sum(1 for _ in loader)
+
+
+def burn(seconds: float) -> None:
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+class Crowd:
+    """Waits in items until as many threads as there are workers wait at once."""
+
+    def __init__(self, size: int) -> None:
+        self.barrier = threading.Barrier(size)
+        self.size = size
+
+    def __call__(self, index: int) -> int:
+        self.barrier.wait(LIMIT)
+        return index
+
+
+class Meetings:
+    """Counts the items, and how many of them were begun while another one was under way."""
+
+    def __init__(self, fetch) -> None:
+        self.fetch = fetch
+        self.lock = threading.Lock()
+        self.under_way = self.begun = self.met = 0
+
+    def __call__(self, index: int) -> int:
+        with self.lock:
+            self.begun += 1
+            self.met += self.under_way > 0
+            self.under_way += 1
+        self.fetch(self)
+        with self.lock:
+            self.under_way -= 1
+        return index
+
+    def share(self, loader, seconds: float) -> float:
+        """The share of items that met others, in epochs that take about so long."""
+        self.begun = self.met = 0
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            exhaust(loader)
+        return self.met / self.begun
+
+
+def fight(meetings: Meetings) -> None:
+    """Takes 0.1 ms alone, and six times as long for each of two."""
+    burn(0.0001)
+    if meetings.under_way > 1:
+        burn(0.0005)
+
+
+def wait(meetings: Meetings) -> None:
+    time.sleep(0.001)
+
+
+# ---- items that wait for each other ----
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+@pytest.mark.parametrize(("num_workers", "items_in_parallel"), [(2, 1), (4, 1), (1, 3), (2, 2)])
+def test_items_that_wait_for_each_other_do_not_hang(num_workers, items_in_parallel, adaptive):
+    """A barrier of all workers inside ``__getitem__`` is passed, also when most of them were parked just before."""
+    num_threads = num_workers * items_in_parallel
+    dataset = Switchable(num_threads * 40)
+    loader = PyDataloader(dataset, items_in_parallel, num_workers=num_workers, items_in_parallel=items_in_parallel,
+                          adaptive=adaptive)
+    exhaust(loader)
+    for _ in range(3):
+        dataset.fetch = Crowd(num_threads)
+        assert [index for batch in loader for index in batch] == list(range(len(dataset)))
+        dataset.fetch = lambda index: index  # cheap: one worker is enough
+        exhaust(loader)
+
+
+@pytest.mark.parametrize("num_workers", [2, 4])
+def test_items_that_wait_for_each_other_need_no_consumer(num_workers):
+    """Parked workers are let go also while nobody is inside ``next()``."""
+    dataset = Switchable(400)
+    loader = PyDataloader(dataset, num_workers=num_workers)
+    exhaust(loader)
+    crowd = Crowd(num_workers)
+    arrived = threading.Semaphore(0)
+
+    def fetch(index: int) -> int:
+        if 200 <= index < 200 + num_workers:
+            crowd(index)
+            arrived.release()
+        return index
+
+    dataset.fetch = fetch
+    iterator = iter(loader)
+    for _ in range(200 - num_workers):
+        next(iterator)
+    for _ in range(num_workers):
+        next(iterator)
+    for _ in range(num_workers):
+        assert arrived.acquire(timeout=LIMIT)
+    assert sum(1 for _ in iterator) == 200
+
+
+def test_consumer_that_waits_for_an_item_outside_next_gets_it():
+    """What there is room for is fetched although the consumer never asks for it, however cheap items were before."""
+    dataset = Switchable(1000)
+    loader = PyDataloader(dataset, num_workers=1, prefetch_depth=2)
+    exhaust(loader)
+    done = [threading.Event() for _ in range(1000)]
+
+    def fetch(index: int) -> int:
+        done[index].set()
+        return index
+
+    dataset.fetch = fetch
+    for index, _ in enumerate(loader):
+        if index % 100 == 0:
+            assert all(event.wait(LIMIT) for event in done[index : index + 4])
+
+
+# ---- how many take part ----
+
+
+@pytest.mark.timing
+def test_workers_in_each_others_way_are_parked_and_come_back():
+    """Where one gets more done than two, one works; where two get twice as much done, two do, within a second."""
+    dataset = Switchable(400)
+    loader = PyDataloader(dataset, 4, num_workers=2)
+    for _ in range(2):
+        dataset.fetch = fighting = Meetings(fight)
+        assert eventually(lambda: fighting.share(loader, 0.3) < 0.2, 20.0)
+        dataset.fetch = waiting = Meetings(wait)
+        waiting.share(loader, 1.0)
+        assert eventually(lambda: waiting.share(loader, 0.5) > 0.6, 10.0)
+
+
+@pytest.mark.timing
+def test_no_worker_is_parked_without_adaptive():
+    """`adaptive=False`: items that wait for each other meet at once, and not only when one of them has waited 5 ms."""
+    dataset = Switchable(200)
+    loader = PyDataloader(dataset, num_workers=2, adaptive=False)
+
+    def time_to_meet() -> float:
+        dataset.fetch = lambda index: index
+        exhaust(loader)
+        dataset.fetch = Crowd(2)
+        iterator = iter(loader)
+        start = time.perf_counter()
+        next(iterator)
+        elapsed = time.perf_counter() - start
+        exhaust(iterator)
+        return elapsed
+
+    assert eventually(lambda: time_to_meet() < 0.003)
+
+
+# ---- long batches are fetched in pieces ----
+
+
+class Slow(PyDataset):
+    """Items of 0.2 ms, long enough that a batch of eight is fetched in pieces; some raise."""
+
+    def __init__(self, length: int, failing: frozenset[int] = frozenset()) -> None:
+        super().__init__()
+        self.length = length
+        self.failing = failing
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        burn(0.0002)
+        if index in self.failing:
+            raise LookupError(index)
+        return index
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+@pytest.mark.parametrize("order", ["range", "list", "array", "shuffle", "endless"])
+def test_pieces_make_the_same_batches(num_workers, order):
+    """Whatever the indices come from, batches hold the right items in the right order."""
+    indices = [index * 7 % 45 for index in range(45)]
+    arguments: dict = {
+        "range": {},
+        "list": {"sampler": indices},
+        "array": {"sampler": array("q", indices)},
+        "shuffle": {"shuffle": True, "seed": 3},
+        "endless": {"sampler": (index for index in indices)},
+    }[order]
+    expected = list(PyDataloader(Ids(45), 8, **{**arguments, "sampler": indices} if order == "endless" else arguments))
+    assert list(PyDataloader(Slow(45), 8, num_workers=num_workers, **arguments)) == expected
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_error_in_a_piece_names_its_item(num_workers):
+    """Each item of a long batch in turn raises: the note has the right index and position, and others are not lost."""
+    for failing in range(16, 24):
+        loader = PyDataloader(Slow(40, frozenset({failing})), 8, num_workers=num_workers)
+        iterator = iter(loader)
+        assert [next(iterator), next(iterator)] == [list(range(8)), list(range(8, 16))]
+        with pytest.raises(LookupError) as caught:
+            next(iterator)
+        assert caught.value.args == (failing,)
+        assert f"index {failing} (position {failing - 16} of batch 2)" in caught.value.__notes__[0]
+        assert list(iterator) == [list(range(24, 32)), list(range(32, 40))]
+
+
+# ---- the consumer goes first ----
+
+
+@pytest.mark.timing
+@pytest.mark.skipif(FREE_THREADED, reason="without the GIL nobody has to let anybody in")
+def test_consumer_is_let_in_between_items():
+    """Beside 4 workers of pure Python, a batch that is ready is handed over in far less than a turn of the GIL (5 ms)."""
+    ready: dict[int, float] = {}
+
+    def stamp(samples: list[int]) -> int:
+        ready[samples[0]] = time.perf_counter()
+        return samples[0]
+
+    def delays() -> list[float]:
+        iterator = iter(PyDataloader(Slow(1600), 8, num_workers=4, collate_fn=stamp))
+        found = []
+        while True:
+            asked = time.perf_counter()
+            first = next(iterator, None)
+            if first is None:
+                return found
+            found.append(time.perf_counter() - max(asked, ready.pop(first)))
+
+    assert eventually(lambda: statistics.quantiles(delays(), n=20)[-1] < 0.002, LIMIT)
