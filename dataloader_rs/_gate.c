@@ -6,9 +6,9 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-/* A consumer that is let in comes within LOOK_NS if it is awake; a worker that sleeps in between saves the processor for
+/* A consumer that is let in comes within AWAKE_NS if it is awake; a worker that sleeps in between saves the processor for
  * whoever holds things up. */
-static const uint64_t LOOK_NS = 20000;
+static const uint64_t AWAKE_NS = 20000;
 static const uint64_t SLEEP_NS = 50000;
 static const uint64_t ASIDE_MOST_NS = 2000000;
 
@@ -50,7 +50,7 @@ void dlrs_gate_stand_aside(void)
     uint64_t start = dlrs_now_ns(), spent = 0;
     atomic_fetch_add(&aside, 1);
     while (dlrs_gate_is_asked() && spent < ASIDE_MOST_NS) {
-        if (spent < LOOK_NS) {
+        if (spent < AWAKE_NS) {
             for (int i = 0; i < 32 && dlrs_gate_is_asked(); i++)
                 dlrs_relax();
         } else {

@@ -9,6 +9,7 @@
 #endif
 
 #include <errno.h>
+#include <limits.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdint.h>
@@ -23,6 +24,14 @@ static inline uint64_t dlrs_now_ns(void)
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * DLRS_NS_PER_S + (uint64_t)now.tv_nsec;
+}
+
+/* The moment `timeout_ns` from now; never wraps. */
+static inline uint64_t dlrs_deadline_after(uint64_t timeout_ns)
+{
+    uint64_t now = dlrs_now_ns();
+    uint64_t forever = (uint64_t)INT_MAX * DLRS_NS_PER_S; /* fits a 32-bit time_t */
+    return timeout_ns < forever - now ? now + timeout_ns : forever;
 }
 
 /* How long processors have run the calling thread. */

@@ -22,14 +22,13 @@
  * before the consumer comes back in, and it begins to fill again when the consumer has emptied the window and waits, or
  * has stayed away for LINGER_NS. Whoever waits meanwhile looks for the other for a few microseconds before it parks.
  *
- * Two locks, taken in this order: `process.lock`, then the lock of a pool. The first guards what is counted and
- * listed about all pools and is used when threads start and end; the second guards the work of one pool. */
+ * Two locks, taken in this order: that of the process (_process.c), then the lock of a pool. The first guards what is
+ * counted and listed about all pools and is used when threads start and end; the second guards the work of one pool. */
 #include "_platform.h"
 
 #include "_pool.h"
 
 #include <assert.h>
-#include <limits.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -37,6 +36,8 @@
 
 #include "_gate.h"
 #include "_pace.h"
+#include "_process.h"
+#include "_stopwatch.h"
 
 enum {
     /* How long one looks for what one waits for before one parks: about what parking and being woken costs; longer
@@ -50,15 +51,9 @@ enum {
     LINGER_NS = 1000000,  /* how long a worker leaves room for cheap runs alone if no consumer waits */
     STALL_NS = 5000000,   /* nothing finished for so long may mean that items wait for each other */
 
-    /* An item or a run that is much shorter than it takes to read the clock is timed together with others. */
-    TIMED_NS = 1500,
-    TIMED_RUNS = 16,
-
     TELL_NS = 2000000, /* a worker tells every so often how busy it is */
 
-    WHOLE_NS = 200000, /* a run of so much is done in one go */
-    PIECE_NS = 100000, /* a longer one in pieces of so much */
-
+    LOOK_NS = 200000,  /* at the gate: twice a piece of a run (_stopwatch.c) */
     LOOKS_IN_VAIN = 4, /* at the gate: after so many, every LOOK_AGAIN-th time only */
     LOOK_AGAIN = 64,
 };
@@ -72,13 +67,7 @@ struct dlrs_worker {
 
     /* The worker's own. */
     void *thread_context;    /* what the `enter` hook returned */
-    uint64_t run_began_ns;   /* the oldest run that is not timed yet */
-    uint64_t piece_began_ns; /* the piece of a run it is at, likewise */
-    bool in_pieces;          /* it has finished a piece of the run it is at */
-    uint64_t untimed_runs;   /* finished since then */
-    uint64_t untimed_items;
-    uint64_t run_ns;         /* how long a run takes, a moving average; 0 before the first is done */
-    uint64_t item_ns;        /* how long an item takes, likewise */
+    dlrs_stopwatch watch;
     uint64_t told_ns;        /* when it last told the pace how busy it is; 0 while it has not yet */
     uint64_t told_busy_ns;   /* its own clock then */
     uint64_t waited_ns;      /* how long it waits for cheap runs to claim, likewise */
@@ -121,10 +110,10 @@ struct dlrs_epoch {
 };
 
 struct dlrs_pool {
+    dlrs_member member; /* see _process.h */
+
     /* Set once by dlrs_pool_new; any thread may read these without a lock. */
     dlrs_hooks hooks;
-    uint64_t id;
-    uint64_t generation;
     unsigned num_processors;
     unsigned num_threads;
     bool exclusive;
@@ -157,62 +146,12 @@ struct dlrs_pool {
     unsigned lingering;        /* workers that are parked until then */
     pthread_cond_t work_ready; /* a run can be claimed, or stopping; workers wait */
 
-    /* Guarded by `process.lock`. */
-    uint64_t live;               /* threads that run, or are about to */
-    uint64_t references;         /* the owner and the live threads; whoever makes it 0 frees the pool */
-    dlrs_pool *next, *previous;  /* list of the pools with live threads */
-
     dlrs_worker workers[]; /* num_threads of them */
 };
 
-static struct {
-    pthread_mutex_t lock;
-    /* Guarded by `lock`. */
-    dlrs_pool *pools; /* those with live threads */
-    uint64_t live;    /* threads of all of them */
-    uint64_t ids;     /* number of the newest pool */
-    bool exiting;     /* set once, never cleared */
-    bool has_condition;
-    pthread_cond_t worker_left; /* `live` of the process and of a pool went down; owners wait */
-
-    atomic_uint_fast64_t generation; /* forks that led to this process */
-} process = {.lock = PTHREAD_MUTEX_INITIALIZER};
-
-/* ---- fork ----
- *
- * NOTE [ fork ] Only the thread that called fork() is there in the child; the workers are gone, wherever they were, and
- * what they had locked stays locked. So the child abandons all pools of its parent: their memory is left alone, and
- * each call finds out by the generation that a pool is not its own before it touches a lock. Only `process.lock` is
- * made anew, by assignment, since the child has one thread. If a worker itself forks, the child's only thread is that
- * worker, which ends when its run returns. */
-
-static void in_forked_child(void)
-{
-    static const pthread_mutex_t unlocked = PTHREAD_MUTEX_INITIALIZER;
-    atomic_fetch_add(&process.generation, 1);
-    process.lock = unlocked;
-    process.has_condition = false; /* may have had waiters; it is made anew before its next use */
-    process.pools = NULL;
-    process.live = 0;
-    dlrs_gate_reset();
-}
-
-static pthread_once_t fork_handler_once = PTHREAD_ONCE_INIT;
-static int fork_handler_error;
-
-static void install_fork_handler(void)
-{
-    fork_handler_error = pthread_atfork(NULL, NULL, in_forked_child);
-}
-
 static bool is_from_parent(const dlrs_pool *pool)
 {
-    return pool->generation != atomic_load_explicit(&process.generation, memory_order_relaxed);
-}
-
-uint64_t dlrs_process_generation(void)
-{
-    return atomic_load_explicit(&process.generation, memory_order_relaxed);
+    return pool->member.generation != dlrs_process_generation();
 }
 
 /* ---- the circle of epochs ---- */
@@ -436,16 +375,6 @@ static bool is_worth_spinning(uint64_t waited_ns, uint64_t spin_ns)
     return waited_ns < spin_ns * WORTH_SPINNING;
 }
 
-/* A moving average that follows at once where things become quite different. */
-static uint64_t averaged(uint64_t average, uint64_t sample)
-{
-    if (sample == 0)
-        sample = 1;
-    if (average == 0 || sample / 4 > average || sample < average / 4)
-        return sample;
-    return average - average / 4 + sample / 4;
-}
-
 /* Look for a call for a few microseconds; one worker of a pool at a time does. */
 static void spin_for_call_locked(dlrs_worker *worker)
 {
@@ -561,7 +490,7 @@ static bool worker_wait(dlrs_worker *worker)
     }
     if (claims) {
         if (began_ns != 0)
-            worker->waited_ns = averaged(worker->waited_ns, dlrs_now_ns() - began_ns);
+            worker->waited_ns = dlrs_averaged(worker->waited_ns, dlrs_now_ns() - began_ns);
         pool->coming++;
         begin_turn_locked(worker);
     }
@@ -571,20 +500,12 @@ static bool worker_wait(dlrs_worker *worker)
     return claims;
 }
 
-/* From now on, runs of the worker are to be timed. */
-static void begin_runs(dlrs_worker *worker, uint64_t now_ns)
-{
-    worker->run_began_ns = worker->piece_began_ns = now_ns;
-    worker->untimed_runs = worker->untimed_items = 0;
-    worker->in_pieces = false;
-}
-
 /* Claim what worker_wait found, if nobody else has meanwhile. */
 static bool worker_claim(dlrs_worker *worker, dlrs_run *run)
 {
     dlrs_pool *pool = worker->pool;
     worker->told_ns = 0;
-    begin_runs(worker, dlrs_now_ns());
+    dlrs_stopwatch_begin(&worker->watch, dlrs_now_ns());
     pthread_mutex_lock(&pool->lock);
     pool->coming--;
     bool claimed = claim_locked(pool, run);
@@ -597,7 +518,7 @@ static bool worker_claim(dlrs_worker *worker, dlrs_run *run)
 /* Tell the pace now and then how busy the worker is. To find that out is a system call; who does cheap runs is busy. */
 static void tell_busy_locked(dlrs_worker *worker, uint64_t now_ns)
 {
-    if (worker->run_ns < CHEAP_NS || now_ns - worker->told_ns < TELL_NS)
+    if (worker->watch.run_ns < CHEAP_NS || now_ns - worker->told_ns < TELL_NS)
         return;
     uint64_t busy_ns = dlrs_thread_busy_ns();
     if (worker->told_ns != 0)
@@ -606,38 +527,20 @@ static void tell_busy_locked(dlrs_worker *worker, uint64_t now_ns)
     worker->told_busy_ns = busy_ns;
 }
 
-/* Count a run of `items` that the worker has finished, and time those that are not timed yet, unless that can wait. When
- * it is, or 0. */
-static uint64_t time_runs(dlrs_worker *worker, uint64_t items)
-{
-    worker->untimed_runs++;
-    worker->untimed_items += items;
-    if (worker->run_ns != 0 && worker->run_ns < TIMED_NS && worker->untimed_runs < TIMED_RUNS)
-        return 0;
-    uint64_t now = dlrs_now_ns();
-    /* One run in which the system took the processor away does not make all runs dear. */
-    uint64_t run_ns = (now - worker->run_began_ns) / worker->untimed_runs;
-    if (worker->run_ns != 0 && run_ns > worker->run_ns * 2)
-        run_ns = worker->run_ns * 2;
-    worker->run_ns = averaged(worker->run_ns, run_ns);
-    if (!worker->in_pieces)
-        worker->item_ns = averaged(worker->item_ns, (now - worker->run_began_ns) / worker->untimed_items);
-    return now;
-}
-
-/* Tell the pace what time_runs() found. */
+/* Tell the pace of the runs that are finished and not timed yet. */
 static void report_runs_locked(dlrs_worker *worker, uint64_t now_ns)
 {
     dlrs_pool *pool = worker->pool;
     unsigned before = pool->pace.limit;
     pool->last_report_ns = now_ns;
-    pool->run_ns = averaged(pool->run_ns, worker->run_ns);
+    dlrs_stopwatch_time(&worker->watch, now_ns);
+    pool->run_ns = dlrs_averaged(pool->run_ns, worker->watch.run_ns);
     if (pool->adaptive) {
         tell_busy_locked(worker, now_ns);
-        dlrs_pace_report(&pool->pace, &worker->pace, worker->untimed_items, now_ns - worker->run_began_ns, now_ns,
+        dlrs_pace_report(&pool->pace, &worker->pace, worker->watch.items, now_ns - worker->watch.began_ns, now_ns,
                          pool->awake);
     }
-    begin_runs(worker, now_ns);
+    dlrs_stopwatch_begin(&worker->watch, now_ns);
     if (pool->pace.limit > before)
         wake_worker_locked(pool);
 }
@@ -651,9 +554,7 @@ void dlrs_worker_let_consumers_pass(dlrs_worker *worker)
     hooks->detach(worker->thread_context);
     dlrs_gate_stand_aside();
     hooks->attach(worker->thread_context);
-    uint64_t spent = dlrs_now_ns() - began;
-    worker->run_began_ns += spent;
-    worker->piece_began_ns += spent;
+    dlrs_stopwatch_skip(&worker->watch, dlrs_now_ns() - began);
 }
 
 uint64_t dlrs_worker_pace(dlrs_worker *worker, uint64_t finished, uint64_t left)
@@ -662,18 +563,10 @@ uint64_t dlrs_worker_pace(dlrs_worker *worker, uint64_t finished, uint64_t left)
     if (is_from_parent(pool))
         return left;
     if (finished > 0) {
-        uint64_t now = dlrs_now_ns();
-        worker->item_ns = averaged(worker->item_ns, (now - worker->piece_began_ns) / finished);
-        worker->piece_began_ns = now;
-        worker->in_pieces = true;
+        dlrs_stopwatch_time_piece(&worker->watch, finished, dlrs_now_ns());
         atomic_fetch_add_explicit(&pool->num_finished, 1, memory_order_relaxed);
     }
-    if (worker->item_ns == 0)
-        return left > 0 ? 1 : 0;
-    if (left <= WHOLE_NS / worker->item_ns)
-        return left;
-    uint64_t piece = PIECE_NS / worker->item_ns;
-    return piece > 0 ? piece : 1;
+    return dlrs_stopwatch_piece(&worker->watch, left);
 }
 
 static void stop_locked(dlrs_pool *pool)
@@ -699,22 +592,7 @@ static void pool_free(dlrs_pool *pool)
 
 static void drop_reference(dlrs_pool *pool, bool is_worker)
 {
-    pthread_mutex_lock(&process.lock);
-    if (is_worker) {
-        process.live--;
-        if (--pool->live == 0) {
-            if (pool->previous != NULL)
-                pool->previous->next = pool->next;
-            else
-                process.pools = pool->next;
-            if (pool->next != NULL)
-                pool->next->previous = pool->previous;
-        }
-        pthread_cond_broadcast(&process.worker_left);
-    }
-    bool last = --pool->references == 0;
-    pthread_mutex_unlock(&process.lock);
-    if (last)
+    if (dlrs_member_drop(&pool->member, is_worker))
         pool_free(pool);
 }
 
@@ -761,7 +639,7 @@ unsigned dlrs_worker_index(const dlrs_worker *worker)
 
 uint64_t dlrs_worker_pool_id(const dlrs_worker *worker)
 {
-    return worker->pool->id;
+    return worker->pool->member.id;
 }
 
 const char *dlrs_worker_name(const dlrs_worker *worker)
@@ -803,7 +681,7 @@ bool dlrs_worker_next(dlrs_worker *worker, dlrs_run *run, void *outcome, void **
     *orphan = NULL;
     if (is_from_parent(pool))
         return false;
-    uint64_t now = time_runs(worker, run->num_items);
+    uint64_t now = dlrs_stopwatch_count(&worker->watch, run->num_items) ? dlrs_now_ns() : 0;
     atomic_fetch_add_explicit(&pool->num_finished, 1, memory_order_relaxed);
     pthread_mutex_lock(&pool->lock);
     if (now != 0)
@@ -829,43 +707,9 @@ bool dlrs_worker_next(dlrs_worker *worker, dlrs_run *run, void *outcome, void **
 
 /* ---- the owner ---- */
 
-/* Give the pool a number, and the process what its first pool needs. */
-static dlrs_status register_pool(dlrs_pool *pool)
+static void stop_member(dlrs_member *member)
 {
-    dlrs_status status = dlrs_process_prepare();
-    if (status != DLRS_OK)
-        return status;
-    pthread_mutex_lock(&process.lock);
-    if (!process.has_condition)
-        process.has_condition = dlrs_cond_init(&process.worker_left) == 0;
-    if (process.exiting)
-        status = DLRS_STOPPED;
-    else if (!process.has_condition)
-        status = DLRS_NO_MEMORY;
-    else
-        pool->id = ++process.ids;
-    pthread_mutex_unlock(&process.lock);
-    pool->generation = dlrs_process_generation();
-    return status;
-}
-
-static void count_worker(dlrs_pool *pool)
-{
-    pthread_mutex_lock(&process.lock);
-    process.live++;
-    pool->references++;
-    if (pool->live++ == 0) {
-        pool->previous = NULL;
-        pool->next = process.pools;
-        if (pool->next != NULL)
-            pool->next->previous = pool;
-        process.pools = pool;
-    }
-    /* A process that began to exit meanwhile stopped the pools that were on its list then. */
-    bool exiting = process.exiting;
-    pthread_mutex_unlock(&process.lock);
-    if (exiting)
-        dlrs_pool_stop(pool);
+    dlrs_pool_stop((dlrs_pool *)((char *)member - offsetof(dlrs_pool, member)));
 }
 
 /* Start all threads, or return the error of the first that could not be started. */
@@ -889,8 +733,10 @@ static int start_threads(dlrs_pool *pool, size_t stack_size)
         worker->pool = pool;
         worker->index = i;
         worker->work_signals = before;
-        snprintf(worker->name, sizeof worker->name, "dlrs-%llu-%u", (unsigned long long)pool->id, i);
-        count_worker(pool);
+        snprintf(worker->name, sizeof worker->name, "dlrs-%llu-%u", (unsigned long long)pool->member.id, i);
+        /* A process that began to exit meanwhile stopped the pools that were on its list then. */
+        if (!dlrs_member_add_thread(&pool->member))
+            dlrs_pool_stop(pool);
         error = pthread_create(&thread, &attributes, worker_main, worker);
         if (error != 0)
             drop_reference(pool, true);
@@ -912,7 +758,8 @@ dlrs_status dlrs_pool_new(const dlrs_pool_options *options, dlrs_pool **made, in
         goto no_lock;
     if (dlrs_cond_init(&pool->work_ready) != 0)
         goto no_condition;
-    status = register_pool(pool);
+    pool->member.stop = stop_member;
+    status = dlrs_member_register(&pool->member);
     if (status != DLRS_OK)
         goto not_registered;
     pool->hooks = options->hooks;
@@ -922,7 +769,6 @@ dlrs_status dlrs_pool_new(const dlrs_pool_options *options, dlrs_pool **made, in
     pool->exclusive = options->exclusive;
     pool->adaptive = options->adaptive;
     dlrs_pace_init(&pool->pace, options->num_threads, pool->num_processors, options->exclusive);
-    pool->references = 1;
 
     int error = start_threads(pool, options->stack_size);
     if (error != 0) {
@@ -946,7 +792,7 @@ no_lock:
 
 uint64_t dlrs_pool_id(const dlrs_pool *pool)
 {
-    return pool->id;
+    return pool->member.id;
 }
 
 bool dlrs_pool_is_usable(dlrs_pool *pool)
@@ -963,29 +809,9 @@ void dlrs_pool_stop(dlrs_pool *pool)
     pthread_mutex_unlock(&pool->lock);
 }
 
-/* The moment `timeout_ns` from now; never wraps. */
-static uint64_t deadline_after(uint64_t timeout_ns)
-{
-    uint64_t now = dlrs_now_ns();
-    uint64_t forever = (uint64_t)INT_MAX * DLRS_NS_PER_S; /* fits a 32-bit time_t */
-    return timeout_ns < forever - now ? now + timeout_ns : forever;
-}
-
-/* Wait until a count of live threads is 0, or for `timeout_ns`. Is it? */
-static bool wait_for_none(const uint64_t *live, uint64_t timeout_ns)
-{
-    uint64_t deadline = deadline_after(timeout_ns);
-    pthread_mutex_lock(&process.lock);
-    while (*live > 0 && dlrs_now_ns() < deadline)
-        dlrs_cond_wait_until(&process.worker_left, &process.lock, deadline);
-    bool none_left = *live == 0;
-    pthread_mutex_unlock(&process.lock);
-    return none_left;
-}
-
 bool dlrs_pool_wait(dlrs_pool *pool, uint64_t timeout_ns)
 {
-    return is_from_parent(pool) || wait_for_none(&pool->live, timeout_ns);
+    return is_from_parent(pool) || dlrs_member_wait(&pool->member, timeout_ns);
 }
 
 void dlrs_pool_release(dlrs_pool *pool)
@@ -1137,7 +963,7 @@ static void ask_at_gate(dlrs_epoch *epoch, bool busy)
         return;
     if (epoch->looks_in_vain >= LOOKS_IN_VAIN && epoch->looks_in_vain++ % LOOK_AGAIN != 0)
         return;
-    if (dlrs_gate_look(2 * PIECE_NS))
+    if (dlrs_gate_look(LOOK_NS))
         epoch->looks_in_vain = 0;
     else
         epoch->looks_in_vain++;
@@ -1148,7 +974,7 @@ dlrs_status dlrs_epoch_wait(dlrs_epoch *epoch, uint64_t timeout_ns)
     dlrs_pool *pool = epoch->pool;
     if (is_from_parent(pool))
         return DLRS_FORKED;
-    uint64_t now = dlrs_now_ns(), deadline = deadline_after(timeout_ns);
+    uint64_t now = dlrs_now_ns(), deadline = dlrs_deadline_after(timeout_ns);
     pthread_mutex_lock(&pool->lock);
     pool->hungry++;
     wake_worker_locked(pool);
@@ -1160,7 +986,7 @@ dlrs_status dlrs_epoch_wait(dlrs_epoch *epoch, uint64_t timeout_ns)
         pthread_mutex_lock(&pool->lock);
     }
     wait_for_head_locked(epoch, deadline);
-    epoch->waited_ns = averaged(epoch->waited_ns, dlrs_now_ns() - now);
+    epoch->waited_ns = dlrs_averaged(epoch->waited_ns, dlrs_now_ns() - now);
     pool->hungry--;
     dlrs_status status = pool_status(pool);
     if (is_ready(epoch))
@@ -1246,26 +1072,4 @@ void dlrs_epoch_free(dlrs_epoch *epoch)
     pthread_cond_destroy(&epoch->head_ready);
     dlrs_ring_free(&epoch->ring);
     free(epoch);
-}
-
-/* ---- the process ---- */
-
-void dlrs_process_stop(void)
-{
-    pthread_mutex_lock(&process.lock);
-    process.exiting = true;
-    for (dlrs_pool *pool = process.pools; pool != NULL; pool = pool->next)
-        dlrs_pool_stop(pool);
-    pthread_mutex_unlock(&process.lock);
-}
-
-bool dlrs_process_wait(uint64_t timeout_ns)
-{
-    return wait_for_none(&process.live, timeout_ns);
-}
-
-dlrs_status dlrs_process_prepare(void)
-{
-    pthread_once(&fork_handler_once, install_fork_handler);
-    return fork_handler_error == 0 ? DLRS_OK : DLRS_NO_MEMORY;
 }

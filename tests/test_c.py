@@ -18,7 +18,7 @@ import pytest
 
 PROGRAMS = Path(__file__).parent / "c"
 PACKAGE = Path(__file__).parents[1] / "dataloader_rs"
-BUILT_ON = {"pool": ["reorder", "pace", "gate"]}
+BUILT_ON = {"pool": ["process", "reorder", "pace", "stopwatch", "gate"]}
 SELF_CONTAINED = {"faults"}
 THREADED = {"pool", "faults"}
 

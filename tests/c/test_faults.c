@@ -215,7 +215,9 @@ static int spying_timed_wait(pthread_cond_t *cond, pthread_mutex_t *lock, const 
 #define pthread_cond_timedwait_relative_np spying_timed_wait
 #include "_gate.c"
 #include "_pace.c"
+#include "_process.c"
 #include "_reorder.c"
+#include "_stopwatch.c"
 
 #include "_pool.c"
 #undef malloc
@@ -507,7 +509,7 @@ static void test_pool_is_not_made_where_forks_would_go_unnoticed(void)
 static void use_the_process(void)
 {
     CHECK(dlrs_process_wait(0));
-    CHECK(process.pools == NULL && process.live == 0);
+    CHECK(process.members == NULL && process.live == 0);
     dlrs_process_stop();
 }
 
@@ -564,7 +566,7 @@ static void test_pool_is_made_whole_or_not_at_all(void)
                 without_thread += status == DLRS_NO_THREAD;
                 /* Those that were started have ended, before the call returned. */
                 CHECK_EQUAL(atomic_load(&entered), atomic_load(&left));
-                CHECK(process.live == 0 && process.pools == NULL);
+                CHECK(process.live == 0 && process.members == NULL);
                 check_nothing_is_left();
             }
             CHECK_EQUAL(without_thread, workers + 1); /* each of them, and the attributes */
@@ -598,7 +600,7 @@ static void test_failed_pool_leaves_others_alone(void)
     CHECK_EQUAL(os_error, EAGAIN);
     CHECK(dlrs_pool_is_usable(before));
     CHECK_EQUAL(process.live, 2);
-    CHECK(process.pools == before && before->next == NULL);
+    CHECK(process.members == &before->member && before->member.next == NULL);
     dlrs_epoch *epoch = new_epoch(before, (dlrs_epoch_options){1, 2, 2, 1}, 3);
     for (uint64_t n = 0; n < 3; n++)
         take(epoch, n, false);
