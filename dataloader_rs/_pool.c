@@ -131,7 +131,7 @@ struct dlrs_pool {
 
     pthread_mutex_t lock;
     /* Guarded by `lock`. */
-    dlrs_epoch *turn; /* any of the circle of epochs, the one to be asked first; NULL without epochs */
+    dlrs_epoch *asked_first; /* any of the circle of epochs, the one to be asked first; NULL without epochs */
     unsigned parked;  /* workers that wait for `work_ready` */
     unsigned waking;  /* how many of them have been signalled; waking <= parked */
     unsigned awake;   /* workers that are */
@@ -158,12 +158,12 @@ static bool is_from_parent(const dlrs_pool *pool)
 
 static void circle_add_locked(dlrs_pool *pool, dlrs_epoch *epoch)
 {
-    if (pool->turn == NULL) {
-        pool->turn = epoch->next = epoch->previous = epoch;
+    if (pool->asked_first == NULL) {
+        pool->asked_first = epoch->next = epoch->previous = epoch;
         return;
     }
-    epoch->next = pool->turn;
-    epoch->previous = pool->turn->previous;
+    epoch->next = pool->asked_first;
+    epoch->previous = pool->asked_first->previous;
     epoch->previous->next = epoch;
     epoch->next->previous = epoch;
 }
@@ -171,12 +171,12 @@ static void circle_add_locked(dlrs_pool *pool, dlrs_epoch *epoch)
 static void circle_remove_locked(dlrs_pool *pool, dlrs_epoch *epoch)
 {
     if (epoch->next == epoch) {
-        pool->turn = NULL;
+        pool->asked_first = NULL;
     } else {
         epoch->previous->next = epoch->next;
         epoch->next->previous = epoch->previous;
-        if (pool->turn == epoch)
-            pool->turn = epoch->next;
+        if (pool->asked_first == epoch)
+            pool->asked_first = epoch->next;
     }
     epoch->next = epoch->previous = NULL;
 }
@@ -294,14 +294,14 @@ static bool claim_of_epoch_locked(dlrs_epoch *epoch, dlrs_run *run)
 
 static bool claimable_locked(const dlrs_pool *pool)
 {
-    const dlrs_epoch *epoch = pool->turn;
+    const dlrs_epoch *epoch = pool->asked_first;
     if (epoch == NULL || atomic_load_explicit(&pool->stopping, memory_order_relaxed))
         return false;
     do {
         if (can_open_locked(epoch) || startable_locked(epoch) != NULL)
             return true;
         epoch = epoch->next;
-    } while (epoch != pool->turn);
+    } while (epoch != pool->asked_first);
     return false;
 }
 
@@ -336,12 +336,12 @@ static void wake_worker_locked(dlrs_pool *pool)
 
 static bool claim_locked(dlrs_pool *pool, dlrs_run *run)
 {
-    dlrs_epoch *first = pool->turn, *epoch = first;
+    dlrs_epoch *first = pool->asked_first, *epoch = first;
     if (epoch == NULL || atomic_load_explicit(&pool->stopping, memory_order_relaxed))
         return false;
     do {
         if (claim_of_epoch_locked(epoch, run)) {
-            pool->turn = epoch->next;
+            pool->asked_first = epoch->next;
             wake_worker_locked(pool);
             return true;
         }
@@ -446,14 +446,14 @@ static void end_turn_locked(dlrs_worker *worker)
     if (!takes_turns_locked(pool))
         return;
     pool->lingers_until_ns = dlrs_now_ns() + LINGER_NS;
-    dlrs_epoch *epoch = pool->turn;
+    dlrs_epoch *epoch = pool->asked_first;
     if (epoch == NULL)
         return;
     do {
         if (epoch->consumer_waits && is_ready(epoch))
             pthread_cond_signal(&epoch->head_ready);
         epoch = epoch->next;
-    } while (epoch != pool->turn);
+    } while (epoch != pool->asked_first);
 }
 
 /* Wait until there is something to claim, for which worker_claim is then called. False if the pool is stopping. */
@@ -573,18 +573,18 @@ static void stop_locked(dlrs_pool *pool)
 {
     atomic_store(&pool->stopping, true);
     pthread_cond_broadcast(&pool->work_ready);
-    dlrs_epoch *epoch = pool->turn;
+    dlrs_epoch *epoch = pool->asked_first;
     if (epoch == NULL)
         return;
     do {
         pthread_cond_signal(&epoch->head_ready);
         epoch = epoch->next;
-    } while (epoch != pool->turn);
+    } while (epoch != pool->asked_first);
 }
 
 static void pool_free(dlrs_pool *pool)
 {
-    assert(pool->turn == NULL);
+    assert(pool->asked_first == NULL);
     pthread_cond_destroy(&pool->work_ready);
     pthread_mutex_destroy(&pool->lock);
     free(pool);
