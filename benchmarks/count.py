@@ -3,8 +3,9 @@
     python count.py [--update]
 
 What a process of few items takes is subtracted from what one of many takes, so that its start cancels. The figures
-are compared with `counts.json`, which `--update` rewrites for the Python that runs this. With workers the count
-depends on which thread valgrind lets run, one at a time, and on how long others spin; it may differ more.
+are compared with `counts.json`, which `--update` rewrites for the Python that runs this. Valgrind lets one thread run at
+a time, so the process is given one processor: threads that look for each other would spin in vain. With workers the count
+depends on when threads take turns; it may differ more.
 """
 
 from __future__ import annotations
@@ -43,6 +44,11 @@ class CountError(Exception):
     """Callgrind gave no figure."""
 
 
+def use_one_processor() -> None:
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
+
 def instructions(num_items: int, batch_size: int, num_workers: int) -> int:
     """All that a process executes in which one epoch of `num_items` is loaded."""
     command = [
@@ -52,7 +58,7 @@ def instructions(num_items: int, batch_size: int, num_workers: int) -> int:
     ]
     # Sets and dicts are laid out the same way each time.
     environment = {**os.environ, "PYTHONHASHSEED": "0"}
-    finished = subprocess.run(command, capture_output=True, text=True, env=environment)
+    finished = subprocess.run(command, capture_output=True, text=True, env=environment, preexec_fn=use_one_processor)
     collected = re.search(r"Collected : (\d+)", finished.stderr)
     if finished.returncode != 0 or collected is None:
         raise CountError(f"{' '.join(command)}\nended with status {finished.returncode}:\n{finished.stderr[-2000:]}")

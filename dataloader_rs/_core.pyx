@@ -184,6 +184,13 @@ cdef class _Failure:
 cdef _Failure OUT_OF_MEMORY = _Failure.of(MemoryError("no memory for the outcome of a batch"), -1)
 
 
+cdef object failure_or_out_of_memory(error):
+    try:
+        return _Failure.of(error, -1)
+    except BaseException:
+        return OUT_OF_MEMORY
+
+
 cdef object raised():
     # The exception that a C call has left, which is thereby handled. Entering a `try` for each item, in case there is
     # one, would cost as much as a call.
@@ -204,8 +211,6 @@ cdef int64_t failed_position(iterator, uint64_t count) noexcept:
     # The fetch function draws the index from `iterator` just before it asks for the item, so what is left in there
     # says which item was asked for.
     cdef Py_ssize_t left
-    if iterator is None:
-        return -1
     try:
         left = PyObject_LengthHint(iterator, 0)
     except BaseException:
@@ -274,7 +279,7 @@ cdef class _Epoch:
             return (<ShuffledOrder>self.source).piece(at, 1)[0]
         return self.source[at]
 
-    cdef object make_batch(self, dlrs_worker *worker, uint64_t batch, uint64_t count, bint collate):
+    cdef object make_batch(self, dlrs_worker *worker, uint64_t batch, uint64_t count):
         """Fetch a whole batch one item after the other. The batch, or a `_Failure` in its place.
 
         `worker` is NULL on the calling thread.
@@ -288,7 +293,7 @@ cdef class _Epoch:
                 samples = [samples]
         else:
             samples = self.fetch(worker, batch, count)
-        if type(samples) is _Failure or not collate or self.recipe.collate_fn is None:
+        if type(samples) is _Failure:
             return samples
         return self.collated(samples)
 
@@ -304,7 +309,7 @@ cdef class _Epoch:
         cdef list samples = None
         cdef PyObject *fetched
         cdef uint64_t left = count
-        cdef uint64_t piece = count if worker == NULL else dlrs_worker_pace(worker, 0, count)
+        cdef uint64_t piece = count if worker == NULL else dlrs_worker_piece(worker, 0, count)
         while True:
             if piece < count:
                 run = islice(iterator, piece)
@@ -318,12 +323,12 @@ cdef class _Epoch:
             else:
                 samples += owned(fetched)
             left -= piece
-            piece = dlrs_worker_pace(worker, piece, left)
+            piece = dlrs_worker_piece(worker, piece, left)
             if left == 0:
                 return samples
             dlrs_worker_let_consumers_pass(worker)
 
-    cdef object collated(self, list samples):
+    cdef object collated(self, samples):
         if self.recipe.collate_fn is None:
             return samples
         try:
@@ -364,9 +369,11 @@ cdef class _Epoch:
             if run.singly:
                 outcome = self.make_item(run.batch, run.position)
             else:
-                outcome = self.make_batch(worker, run.batch, run.batch_items, True)
-        except BaseException:
+                outcome = self.make_batch(worker, run.batch, run.batch_items)
+        except MemoryError:
             return OUT_OF_MEMORY
+        except BaseException as error:
+            outcome = failure_or_out_of_memory(error)
         sign(outcome, worker)
         return outcome
 
@@ -843,7 +850,7 @@ cdef class PyDataloaderIter:
         PyContext_Enter(self.epoch.context)
         try:
             self.count_taken()
-            return self.epoch.make_batch(NULL, batch, self.batch_items(batch), True)
+            return self.epoch.make_batch(NULL, batch, self.batch_items(batch))
         finally:
             PyContext_Exit(self.epoch.context)
 

@@ -36,7 +36,7 @@ void dlrs_pace_init(dlrs_pace *pace, unsigned most, unsigned num_processors, boo
     *pace = (dlrs_pace){.limit = most,
                         .most = most,
                         .num_processors = num_processors,
-                        .num_attached = exclusive ? 1 : num_processors,
+                        .usable_processors = exclusive ? 1 : num_processors,
                         .best = most,
                         .step = -1,
                         .stall_hold_ns = STALL_HOLD_NS};
@@ -169,7 +169,7 @@ void dlrs_pace_report(dlrs_pace *pace, dlrs_pace_worker *worker, uint64_t items,
         if (are_rare(pace, awake) || !are_busy(pace, awake, WAITING))
             end_trial(pace, now_ns + PERIOD_NS);
         else
-            begin_trial(pace, now_ns, are_busy(pace, awake, SATURATED * pace->num_attached));
+            begin_trial(pace, now_ns, are_busy(pace, awake, SATURATED * pace->usable_processors));
         pace->timed_ns = pace->busy_ns = pace->reported_ns = pace->reports = 0;
         return;
     }
@@ -203,11 +203,14 @@ void dlrs_pace_disturb(dlrs_pace *pace, uint64_t now_ns)
 
 void dlrs_pace_stall(dlrs_pace *pace, uint64_t now_ns)
 {
+    bool is_soon = pace->stalled_until_ns != 0 && now_ns < pace->stalled_until_ns + pace->stall_hold_ns;
+    if (!is_soon)
+        pace->stall_hold_ns = STALL_HOLD_NS;
+    else if (pace->stall_hold_ns < STALL_HOLD_MOST_NS)
+        pace->stall_hold_ns *= 2;
     pace->best = pace->most;
     pace->stalled_until_ns = now_ns + pace->stall_hold_ns;
     end_trial(pace, pace->stalled_until_ns);
-    if (pace->stall_hold_ns < STALL_HOLD_MOST_NS)
-        pace->stall_hold_ns *= 2;
 }
 
 bool dlrs_pace_is_stalled(const dlrs_pace *pace, uint64_t now_ns)

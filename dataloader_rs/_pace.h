@@ -28,7 +28,7 @@ typedef struct dlrs_pace {
     unsigned limit; /* workers that should be awake now: 1 .. most */
     unsigned most;
     unsigned num_processors;
-    unsigned num_attached; /* how many of them can be used at once by workers that do not wait */
+    unsigned usable_processors; /* how many of them workers that do not wait can use at once */
     unsigned best;
     unsigned candidate; /* during a trial: what is compared with `best` */
     int step;           /* of the trial, 0 .. 3: even ones are with `best`; or -1 without a trial */
@@ -63,7 +63,7 @@ void dlrs_pace_tell_busy(dlrs_pace *pace, uint64_t elapsed_ns, uint64_t busy_ns)
 void dlrs_pace_disturb(dlrs_pace *pace, uint64_t now_ns);
 
 /* Nothing was finished for so long that items may be waiting for each other: all workers may be awake, and no trial takes
- * that back for a second; for twice as long with each further stall, up to about a minute. */
+ * that back for a second; for twice as long, up to about a minute, with each stall that follows soon after. */
 void dlrs_pace_stall(dlrs_pace *pace, uint64_t now_ns);
 
 /* Was there a stall, whose time is not over yet? */

@@ -47,6 +47,7 @@ enum {
     WORTH_SPINNING = 2,
 
     CHEAP_NS = 20000,     /* a run that takes less is cheap; about what two turns cost */
+    LOOK_MOST_NS = 1200000, /* how long a turn may take; a consumer looks a few times until then whether it goes on */
     PATIENCE_NS = 300000, /* how long a consumer whose batch is ready lets a worker go on with cheap runs */
     LINGER_NS = 1000000,  /* how long a worker leaves room for cheap runs alone if no consumer waits */
     STALL_NS = 5000000,   /* nothing finished for so long may mean that items wait for each other */
@@ -121,7 +122,7 @@ struct dlrs_pool {
 
     /* Written under `lock`, read anywhere. Set once, never cleared. */
     atomic_bool stopping;
-    atomic_bool failed; /* a worker could not start its work; implies stopping */
+    atomic_bool failed; /* a worker could not start its work; set, without `lock`, before `stopping` is */
 
     /* Written under `lock`; hints that may be read without it. */
     atomic_bool turn_is_over; /* a worker came back since one last claimed; see NOTE [ cheap runs ] */
@@ -136,7 +137,7 @@ struct dlrs_pool {
     unsigned waking;  /* how many of them have been signalled; waking <= parked */
     unsigned awake;   /* workers that are */
     unsigned coming;  /* workers that found something to claim and are about to claim it */
-    unsigned hungry;  /* consumers that wait, or are about to, and whose batch is not ready */
+    unsigned hungry;  /* consumers that are inside dlrs_epoch_wait */
     bool spinning;    /* one of the workers looks for a change of `calls` instead of waiting for `work_ready` */
     bool watched;     /* one of the workers that are parked looks whether anything gets finished */
     dlrs_pace pace;
@@ -226,7 +227,7 @@ static bool is_cheap_locked(const dlrs_pool *pool)
 /* Do workers and consumers take turns? See NOTE [ cheap runs ]. */
 static bool takes_turns_locked(const dlrs_pool *pool)
 {
-    return pool->exclusive && is_cheap_locked(pool) && !dlrs_pace_is_stalled(&pool->pace, pool->last_report_ns);
+    return pool->exclusive && pool->adaptive && is_cheap_locked(pool) && !dlrs_pace_is_stalled(&pool->pace, pool->last_report_ns);
 }
 
 /* How many workers may be awake. */
@@ -237,13 +238,31 @@ static unsigned limit_locked(const dlrs_pool *pool)
     return takes_turns_locked(pool) ? 1 : pool->pace.limit;
 }
 
+static bool is_ready(const dlrs_epoch *epoch)
+{
+    return atomic_load_explicit(&epoch->head_is_ready, memory_order_acquire);
+}
+
 static void head_changed_locked(dlrs_epoch *epoch)
 {
     bool ready = dlrs_ring_head_ready(&epoch->ring);
     if (ready != atomic_load_explicit(&epoch->head_is_ready, memory_order_relaxed))
         atomic_store_explicit(&epoch->head_is_ready, ready, memory_order_release);
-    if (ready && epoch->consumer_waits && !epoch->consumer_waits_for_turn)
+    if (ready && epoch->consumer_waits && !(epoch->consumer_waits_for_turn && takes_turns_locked(epoch->pool)))
         pthread_cond_signal(&epoch->head_ready);
+}
+
+/* Tell the consumers whose heads are ready, of which some may not have been told when they became so. */
+static void tell_consumers_locked(dlrs_pool *pool)
+{
+    dlrs_epoch *epoch = pool->asked_first;
+    if (epoch == NULL)
+        return;
+    do {
+        if (epoch->consumer_waits && is_ready(epoch))
+            pthread_cond_signal(&epoch->head_ready);
+        epoch = epoch->next;
+    } while (epoch != pool->asked_first);
 }
 
 /* Open the next batch, or NULL if there is none to open. Batches that are lost on the way are left in their places. */
@@ -306,9 +325,9 @@ static bool claimable_locked(const dlrs_pool *pool)
 }
 
 /* Is a worker that could claim to leave it for a while? */
-static bool lingers_locked(const dlrs_pool *pool, uint64_t now_ns)
+static bool lingers_locked(const dlrs_pool *pool)
 {
-    return takes_turns_locked(pool) && pool->hungry == 0 && now_ns < pool->lingers_until_ns;
+    return takes_turns_locked(pool) && pool->hungry == 0 && dlrs_now_ns() < pool->lingers_until_ns;
 }
 
 static void signal_worker_locked(dlrs_pool *pool)
@@ -395,9 +414,8 @@ static void spin_for_call_locked(dlrs_worker *worker)
 }
 
 /* Wait for `work_ready`, until `deadline_ns` if that is not 0. Is the time over? */
-static bool park_locked(dlrs_pool *pool, uint64_t deadline_ns)
+static bool park_locked(dlrs_pool *pool, uint64_t deadline_ns, bool lingers)
 {
-    bool lingers = deadline_ns != 0 && deadline_ns == pool->lingers_until_ns;
     pool->parked++;
     pool->lingering += lingers;
     if (deadline_ns == 0)
@@ -411,21 +429,24 @@ static bool park_locked(dlrs_pool *pool, uint64_t deadline_ns)
     return deadline_ns != 0 && dlrs_now_ns() >= deadline_ns;
 }
 
+/* Items may be waiting for each other. */
+static void let_all_go_locked(dlrs_pool *pool)
+{
+    pool->last_report_ns = dlrs_now_ns();
+    dlrs_pace_stall(&pool->pace, pool->last_report_ns);
+    tell_consumers_locked(pool);
+}
+
 /* Stay parked, and see that something gets finished by those who are awake; else let everybody go. */
 static void watch_locked(dlrs_pool *pool)
 {
     unsigned seen = atomic_load_explicit(&pool->num_finished, memory_order_relaxed);
     pool->watched = true;
-    bool in_vain = park_locked(pool, dlrs_now_ns() + STALL_NS)
+    bool in_vain = park_locked(pool, dlrs_now_ns() + STALL_NS, false)
                    && seen == atomic_load_explicit(&pool->num_finished, memory_order_relaxed);
     pool->watched = false;
     if (in_vain && pool->awake > 0 && claimable_locked(pool))
-        dlrs_pace_stall(&pool->pace, pool->last_report_ns = dlrs_now_ns());
-}
-
-static bool is_ready(const dlrs_epoch *epoch)
-{
-    return atomic_load_explicit(&epoch->head_is_ready, memory_order_acquire);
+        let_all_go_locked(pool);
 }
 
 static void begin_turn_locked(dlrs_worker *worker)
@@ -443,17 +464,9 @@ static void end_turn_locked(dlrs_worker *worker)
     worker->is_awake = false;
     pool->awake--;
     atomic_store_explicit(&pool->turn_is_over, true, memory_order_release);
-    if (!takes_turns_locked(pool))
-        return;
-    pool->lingers_until_ns = dlrs_now_ns() + LINGER_NS;
-    dlrs_epoch *epoch = pool->asked_first;
-    if (epoch == NULL)
-        return;
-    do {
-        if (epoch->consumer_waits && is_ready(epoch))
-            pthread_cond_signal(&epoch->head_ready);
-        epoch = epoch->next;
-    } while (epoch != pool->asked_first);
+    if (takes_turns_locked(pool))
+        pool->lingers_until_ns = dlrs_now_ns() + LINGER_NS;
+    tell_consumers_locked(pool);
 }
 
 /* Wait until there is something to claim, for which worker_claim is then called. False if the pool is stopping. */
@@ -467,7 +480,7 @@ static bool worker_wait(dlrs_worker *worker)
     while (!atomic_load_explicit(&pool->stopping, memory_order_relaxed)) {
         bool claimable = claimable_locked(pool);
         bool is_one_too_many = pool->awake >= limit_locked(pool);
-        bool lingers = takes_turns_locked(pool) && lingers_locked(pool, dlrs_now_ns());
+        bool lingers = lingers_locked(pool);
         claims = claimable && !is_one_too_many && !lingers;
         if (claims)
             break;
@@ -483,10 +496,11 @@ static bool worker_wait(dlrs_worker *worker)
             has_parked = true;
             block_signals(NULL);
         }
+        lingers = lingers && !is_one_too_many && pool->lingering == 0; /* one is enough */
         if (is_one_too_many && claimable && !pool->watched)
             watch_locked(pool);
         else
-            park_locked(pool, lingers && !is_one_too_many && pool->lingering == 0 ? pool->lingers_until_ns : 0);
+            park_locked(pool, lingers ? pool->lingers_until_ns : 0, lingers);
     }
     if (claims) {
         if (began_ns != 0)
@@ -505,7 +519,7 @@ static bool worker_claim(dlrs_worker *worker, dlrs_run *run)
 {
     dlrs_pool *pool = worker->pool;
     worker->told_ns = 0;
-    dlrs_stopwatch_begin(&worker->watch, dlrs_now_ns());
+    dlrs_stopwatch_start(&worker->watch, dlrs_now_ns());
     pthread_mutex_lock(&pool->lock);
     pool->coming--;
     bool claimed = claim_locked(pool, run);
@@ -531,18 +545,20 @@ static void tell_busy_locked(dlrs_worker *worker, uint64_t now_ns)
 static void report_runs_locked(dlrs_worker *worker, uint64_t now_ns)
 {
     dlrs_pool *pool = worker->pool;
-    unsigned before = pool->pace.limit;
+    bool took_turns = takes_turns_locked(pool);
     pool->last_report_ns = now_ns;
     dlrs_stopwatch_time(&worker->watch, now_ns);
     pool->run_ns = dlrs_averaged(pool->run_ns, worker->watch.run_ns);
-    if (pool->adaptive) {
+    if (takes_turns_locked(pool)) {
+        dlrs_pace_disturb(&pool->pace, now_ns); /* one worker is awake, whatever the limit: there is nothing to compare */
+    } else if (pool->adaptive) {
         tell_busy_locked(worker, now_ns);
         dlrs_pace_report(&pool->pace, &worker->pace, worker->watch.items, now_ns - worker->watch.began_ns, now_ns,
                          pool->awake);
     }
     dlrs_stopwatch_begin(&worker->watch, now_ns);
-    if (pool->pace.limit > before)
-        wake_worker_locked(pool);
+    if (took_turns && !takes_turns_locked(pool))
+        tell_consumers_locked(pool);
 }
 
 void dlrs_worker_let_consumers_pass(dlrs_worker *worker)
@@ -557,7 +573,7 @@ void dlrs_worker_let_consumers_pass(dlrs_worker *worker)
     dlrs_stopwatch_skip(&worker->watch, dlrs_now_ns() - began);
 }
 
-uint64_t dlrs_worker_pace(dlrs_worker *worker, uint64_t finished, uint64_t left)
+uint64_t dlrs_worker_piece(dlrs_worker *worker, uint64_t finished, uint64_t left)
 {
     dlrs_pool *pool = worker->pool;
     if (is_from_parent(pool))
@@ -566,7 +582,10 @@ uint64_t dlrs_worker_pace(dlrs_worker *worker, uint64_t finished, uint64_t left)
         dlrs_stopwatch_time_piece(&worker->watch, finished, dlrs_now_ns());
         atomic_fetch_add_explicit(&pool->num_finished, 1, memory_order_relaxed);
     }
-    return dlrs_stopwatch_piece(&worker->watch, left);
+    uint64_t piece = dlrs_stopwatch_piece(&worker->watch, left);
+    if (finished == 0 && piece < left)
+        dlrs_stopwatch_begin_piece(&worker->watch, dlrs_now_ns());
+    return piece;
 }
 
 static void stop_locked(dlrs_pool *pool)
@@ -867,7 +886,8 @@ void dlrs_epoch_offer(dlrs_epoch *epoch, uint64_t num_items, bool last)
     epoch->batches_offered = epoch->items_offered / epoch->batch_size;
     if (last && epoch->items_offered % epoch->batch_size != 0)
         epoch->batches_offered++;
-    pool->lingers_until_ns = 0;
+    if (epoch->ring.claimed == 0)
+        pool->lingers_until_ns = 0; /* the first batches of an epoch are always fetched ahead */
     wake_worker_locked(pool);
     pthread_mutex_unlock(&pool->lock);
 }
@@ -937,10 +957,11 @@ static void wait_for_head_locked(dlrs_epoch *epoch, uint64_t deadline_ns)
             if (patient_until_ns == 0)
                 patient_until_ns = now_ns + PATIENCE_NS;
             until_ns = patient_until_ns;
-        } else if (turn && now_ns + epoch->look_again_ns < deadline_ns) {
-            /* Nobody says when the head is ready as long as the turn goes on, and this run may not be cheap. */
-            until_ns = now_ns + epoch->look_again_ns;
+        } else if (turn && epoch->look_again_ns <= LOOK_MOST_NS) {
+            until_ns = dlrs_min_u64(deadline_ns, now_ns + epoch->look_again_ns);
             epoch->look_again_ns *= 2;
+        } else {
+            turn = false; /* this run is not cheap, whatever the others were: do not wait for it to be over */
         }
         if (now_ns >= deadline_ns || (is_ready(epoch) && now_ns >= until_ns))
             return;
@@ -961,12 +982,10 @@ static void ask_at_gate(dlrs_epoch *epoch, bool busy)
     }
     if (!busy || epoch->pool->num_processors == 1)
         return;
-    if (epoch->looks_in_vain >= LOOKS_IN_VAIN && epoch->looks_in_vain++ % LOOK_AGAIN != 0)
-        return;
-    if (dlrs_gate_look(LOOK_NS))
+    bool looks = epoch->looks_in_vain < LOOKS_IN_VAIN || epoch->looks_in_vain % LOOK_AGAIN == 0;
+    epoch->looks_in_vain++;
+    if (looks && dlrs_gate_look(LOOK_NS))
         epoch->looks_in_vain = 0;
-    else
-        epoch->looks_in_vain++;
 }
 
 dlrs_status dlrs_epoch_wait(dlrs_epoch *epoch, uint64_t timeout_ns)
@@ -994,7 +1013,7 @@ dlrs_status dlrs_epoch_wait(dlrs_epoch *epoch, uint64_t timeout_ns)
     if (status == DLRS_OK && !is_ready(epoch)) {
         status = DLRS_NOT_READY;
         /* glibc before 2.41 may lose a signal (its bug 25847): here is the time to send it again. */
-        if (claimable_locked(pool)) {
+        if (claimable_locked(pool) && (pool->awake < limit_locked(pool) || !pool->watched)) {
             pool->waking = pool->parked;
             pthread_cond_broadcast(&pool->work_ready);
         }

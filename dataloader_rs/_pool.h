@@ -10,7 +10,8 @@
  * Rules that hold everywhere:
  *   - No hook is called, and nothing a result points to is touched, while a lock of this file is held; but for
  *     dlrs_epoch_visit, which says so.
- *   - A call waits only where its name says so (`wait`); the others hold a lock for a bounded number of steps.
+ *   - A call waits only where its name says so (`wait`), and in dlrs_worker_let_consumers_pass, which detaches for
+ *     it; the others hold a lock for a bounded number of steps.
  *   - Nothing ever joins a thread. The memory of a pool is counted, by its owner and by its workers, and the last
  *     one out frees it; so giving a pool up never waits, and may be done on a worker.
  *   - After fork() the pools of the parent must not be used in the child: their threads are not there. Every call
@@ -74,7 +75,8 @@ typedef struct dlrs_pool_options {
     unsigned num_threads; /* at least 1 */
     size_t stack_size;    /* of a worker, in bytes */
     bool exclusive;       /* there is an `attach`, and it waits until no other thread of the process is attached, as for a GIL */
-    bool adaptive;        /* keep workers parked that only get in each other's way, see _pace.h */
+    bool adaptive;        /* keep workers parked that only get in each other's way, see _pace.h, and if exclusive let
+                           * them take long turns while runs are cheap, see _pool.c */
 } dlrs_pool_options;
 
 typedef struct dlrs_epoch_options {
@@ -166,7 +168,7 @@ void dlrs_worker_let_consumers_pass(dlrs_worker *worker);
 
 /* How many of the `left` items of the run it is at the worker should fetch before it calls again, having finished
  * `finished` of them (0 the first time) since the last call. All of them where that does not take long. */
-uint64_t dlrs_worker_pace(dlrs_worker *worker, uint64_t finished, uint64_t left);
+uint64_t dlrs_worker_piece(dlrs_worker *worker, uint64_t finished, uint64_t left);
 
 /* Leave `result` (not NULL) as what the item of a `singly` run came to; every such run is finished so, whether or not
  * anybody still wants it. True if it was the last item

@@ -78,7 +78,7 @@ cdef extern from "_pool.h" nogil:
     unsigned dlrs_worker_index(const dlrs_worker *worker)
     const char *dlrs_worker_name(const dlrs_worker *worker)
     void dlrs_worker_let_consumers_pass(dlrs_worker *worker)
-    uint64_t dlrs_worker_pace(dlrs_worker *worker, uint64_t finished, uint64_t left)
+    uint64_t dlrs_worker_piece(dlrs_worker *worker, uint64_t finished, uint64_t left)
     bint dlrs_worker_finish_item(const dlrs_run *run, void *result, bint failed)
     bint dlrs_run_is_wanted(const dlrs_run *run)
     bint dlrs_worker_next(dlrs_worker *worker, dlrs_run *run, void *outcome, void **unwanted, dlrs_epoch **orphan)

@@ -12,11 +12,6 @@
 
 enum { INITIAL_SIZE = 4 };
 
-static uint64_t min_u64(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
 /* Double the slots, or as far as the capacity allows. Called when all of them are in use, and by init when there
  * are none. */
 static bool grow(dlrs_ring *ring)
@@ -24,7 +19,7 @@ static bool grow(dlrs_ring *ring)
     assert(ring->claimed - ring->taken == ring->size);
     uint64_t larger = ring->size > ring->capacity / 2 ? ring->capacity : ring->size * 2;
     if (ring->size == 0)
-        larger = min_u64(ring->capacity, INITIAL_SIZE);
+        larger = dlrs_min_u64(ring->capacity, INITIAL_SIZE);
     if (larger > SIZE_MAX / sizeof *ring->slots)
         return false;
     dlrs_slot **slots = malloc((size_t)larger * sizeof *slots);
@@ -145,7 +140,7 @@ bool dlrs_slot_finish(dlrs_slot *slot, uint64_t position, void *result, bool fai
     slot->finished++;
     if (failed) {
         slot->closed = true;
-        slot->failed_at = min_u64(slot->failed_at, position);
+        slot->failed_at = dlrs_min_u64(slot->failed_at, position);
     }
     slot->handed_over = slot->finished == slot->started && (slot->closed || slot->started == slot->num_items);
     return slot->handed_over;

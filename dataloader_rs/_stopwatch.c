@@ -18,11 +18,22 @@ uint64_t dlrs_averaged(uint64_t average, uint64_t sample)
     return average - average / 4 + sample / 4;
 }
 
+void dlrs_stopwatch_start(dlrs_stopwatch *watch, uint64_t now_ns)
+{
+    dlrs_stopwatch_begin(watch, now_ns);
+    watch->has_started = true;
+}
+
+void dlrs_stopwatch_begin_piece(dlrs_stopwatch *watch, uint64_t now_ns)
+{
+    watch->piece_began_ns = now_ns;
+}
+
 void dlrs_stopwatch_begin(dlrs_stopwatch *watch, uint64_t now_ns)
 {
     watch->began_ns = watch->piece_began_ns = now_ns;
     watch->runs = watch->items = 0;
-    watch->in_pieces = false;
+    watch->in_pieces = watch->has_started = false;
 }
 
 void dlrs_stopwatch_skip(dlrs_stopwatch *watch, uint64_t spent_ns)
@@ -35,7 +46,7 @@ bool dlrs_stopwatch_count(dlrs_stopwatch *watch, uint64_t items)
 {
     watch->runs++;
     watch->items += items;
-    return watch->run_ns == 0 || watch->run_ns >= CLOCK_NS || watch->runs >= CLOCK_RUNS;
+    return watch->has_started || watch->run_ns == 0 || watch->run_ns >= CLOCK_NS || watch->runs >= CLOCK_RUNS;
 }
 
 void dlrs_stopwatch_time(dlrs_stopwatch *watch, uint64_t now_ns)
@@ -43,9 +54,11 @@ void dlrs_stopwatch_time(dlrs_stopwatch *watch, uint64_t now_ns)
     uint64_t spent_ns = now_ns - watch->began_ns, run_ns = spent_ns / watch->runs;
     if (!watch->in_pieces)
         watch->item_ns = dlrs_averaged(watch->item_ns, spent_ns / watch->items);
-    /* One run in which the system took the processor away does not make all runs dear. */
-    if (watch->run_ns != 0 && run_ns > watch->run_ns * 2)
+    /* One run in which the system took the processor away does not make all runs dear; a second one may. */
+    bool is_dear = watch->run_ns != 0 && run_ns > watch->run_ns * 2;
+    if (is_dear && !watch->was_dear)
         run_ns = watch->run_ns * 2;
+    watch->was_dear = is_dear;
     watch->run_ns = dlrs_averaged(watch->run_ns, run_ns);
 }
 

@@ -11,6 +11,8 @@ typedef struct dlrs_stopwatch {
     uint64_t piece_began_ns; /* the piece it is at, of a run that is done in pieces; else the same */
     uint64_t runs, items;    /* finished, and not timed yet */
     bool in_pieces;          /* a piece of the run it is at is finished */
+    bool has_started;        /* no run was finished since dlrs_stopwatch_start */
+    bool was_dear;           /* the last run took much longer than those before */
     uint64_t run_ns;         /* how long a run takes; 0 before the first is timed */
     uint64_t item_ns;        /* how long an item takes, likewise */
 } dlrs_stopwatch;
@@ -18,8 +20,14 @@ typedef struct dlrs_stopwatch {
 /* A moving average of whole numbers > 0 that follows at once where things become quite different; 0 is none yet. */
 uint64_t dlrs_averaged(uint64_t average, uint64_t sample);
 
-/* Begin to time: no run is finished, and one begins. */
+/* The worker begins to work after it did not; the first run from now on is timed by itself. */
+void dlrs_stopwatch_start(dlrs_stopwatch *watch, uint64_t now_ns);
+
+/* A run begins, and those before it are timed. */
 void dlrs_stopwatch_begin(dlrs_stopwatch *watch, uint64_t now_ns);
+
+/* The first piece of a run begins. */
+void dlrs_stopwatch_begin_piece(dlrs_stopwatch *watch, uint64_t now_ns);
 
 /* What follows does not count: time that has passed without the worker being at work. */
 void dlrs_stopwatch_skip(dlrs_stopwatch *watch, uint64_t spent_ns);

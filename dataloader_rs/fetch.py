@@ -20,7 +20,10 @@ def fetch_run_for(dataset: object) -> Callable[[Any, Iterator[int]], list]:
     because the interpreter tunes a piece of code to the types that it meets there: loaders of two kinds of dataset that
     shared it would undo each other's.
     """
-    function = _of_type.get(type(dataset))
+    try:
+        function = _of_type.get(type(dataset))
+    except TypeError:  # its metaclass makes it unhashable
+        return _fetch_run
     if function is None:
         function = FunctionType(_fetch_run.__code__.replace(), globals(), "fetch_run")
         _of_type[type(dataset)] = function

@@ -149,6 +149,34 @@ def test_consumer_that_waits_for_an_item_outside_next_gets_it():
             assert all(event.wait(LIMIT) for event in done[index : index + 4])
 
 
+@pytest.mark.timing
+@pytest.mark.parametrize("adaptive", [True, False])
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_slow_items_after_cheap_ones_are_handed_over_at_once(num_workers, adaptive):
+    """That thousands of items took no time says nothing about the next: its batch is delivered when it is ready."""
+    dataset = Switchable(2040)
+    ready: dict[int, float] = {}
+
+    def fetch(index: int) -> int:
+        if index >= 2000:
+            time.sleep(0.02)
+            ready[index] = time.perf_counter()
+        return index
+
+    def delay() -> float:
+        dataset.fetch = fetch
+        found = []
+        asked = 0.0
+        for (index,) in PyDataloader(dataset, num_workers=num_workers, adaptive=adaptive):
+            now = time.perf_counter()
+            if index >= 2000:
+                found.append(now - max(ready[index], asked))
+            asked = now
+        return statistics.median(found)
+
+    assert eventually(lambda: delay() < 0.003)
+
+
 # ---- how many take part ----
 
 

@@ -630,7 +630,7 @@ static void test_epoch_is_made_whole_or_not_at_all(void)
             else
                 CHECK_EQUAL(status, DLRS_NO_MEMORY);
             CHECK_EQUAL(atomic_load(&blocks), before);
-            CHECK(pool->turn == NULL);
+            CHECK(pool->asked_first == NULL);
         }
     }
     end_pool(pool);

@@ -158,7 +158,7 @@ static void test_parallel_workers_lose_about_a_percent(void)
     for (unsigned i = 0; i < sizeof nums / sizeof nums[0]; i++) {
         workers w;
         workers_init(&w, nums[i]);
-        w.pace.num_processors = w.pace.num_attached = nums[i];
+        w.pace.num_processors = w.pace.usable_processors = nums[i];
         CHECK(work(&w, parallel, 10 * SECOND) > 0.985 * ideal(parallel, nums[i]));
     }
 }
