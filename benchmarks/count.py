@@ -3,9 +3,9 @@
     python count.py [--update]
 
 What a process of few items takes is subtracted from what one of many takes, so that its start cancels. The figures
-are compared with `counts.json`, which `--update` rewrites for the Python that runs this. Valgrind lets one thread run at
-a time, so the process is given one processor: threads that look for each other would spin in vain. With workers the count
-depends on when threads take turns; it may differ more.
+are compared with `counts.json`, which `--update` rewrites for the Python that runs this. Valgrind lets one thread run
+at a time, so the process is given one processor: threads that look for each other would spin in vain. With workers the
+count depends on when threads take turns; it may differ more.
 """
 
 from __future__ import annotations

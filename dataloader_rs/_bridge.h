@@ -17,8 +17,8 @@
  * runs; a parked worker is detached, so that it never holds up the GIL, a stop-the-world pause or the exit.
  *
  * Once the interpreter is being finalized, attaching ends the thread (CPython before 3.13.8) or never returns (later
- * ones). Either is fine at each place below, and between two items of a run (dlrs_worker_let_consumers_pass), because no
- * lock is held there and nobody waits for the worker any more. */
+ * ones). Either is fine at each place below, and between two items of a run (dlrs_worker_let_consumers_pass), because
+ * no lock is held there and nobody waits for the worker any more. */
 typedef struct dlrs_python {
     PyInterpreterState *interpreter;
     /* Called attached. */

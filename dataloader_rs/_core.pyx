@@ -10,8 +10,8 @@ NOTE [ who holds what ] The loader holds a `Recipe` and a `WorkerPool`. An itera
 holds the `_Epoch`, and an iterator that goes while workers are in its epoch leaves them a reference, which the last of
 them drops. A worker claims a run only once it is attached, and takes a reference of its own before anybody else can
 run Python, so the garbage collector never finishes off a dataset whose items are about to be fetched. So dropping the
-iterator ends the epoch at once and nobody waits. What workers read is set once, before they can see it, and never cleared (`no_gc_clear`):
-the collector may take a cycle apart while a worker is still in it.
+iterator ends the epoch at once and nobody waits. What workers read is set once, before they can see it, and never
+cleared (`no_gc_clear`): the collector may take a cycle apart while a worker is still in it.
 """
 import atexit
 import os

@@ -195,9 +195,9 @@ static inline int dlrs_make_immortal(PyObject *object)
 
 /* Give up the ownership of a batch that this thread made and is about to hand to another: of the batch itself and of
  * what lies in its lists, tuples and dicts. `array_type` is numpy.ndarray, or any other object: an array that is a
- * view also gives up the arrays it looks into. The caller is attached and holds a reference. Other threads may
- * know what the batch holds, or the batch itself: that is not looked into. Only makes things be freed sooner: whatever is left out is freed when this thread next runs
- * Python. */
+ * view also gives up the arrays it looks into. The caller is attached and holds a reference. Other threads may know
+ * what the batch holds, or the batch itself: that is not looked into. Only makes things be freed sooner: whatever is
+ * left out is freed when this thread next runs Python. */
 static inline void dlrs_disown(PyObject *batch, PyObject *array_type)
 {
 #ifdef DLRS_CAN_DISOWN

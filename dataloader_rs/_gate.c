@@ -6,8 +6,8 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-/* A consumer that is let in comes within AWAKE_NS if it is awake; a worker that sleeps in between saves the processor for
- * whoever holds things up. */
+/* A consumer that is let in comes within AWAKE_NS if it is awake; a worker that sleeps in between saves the processor
+ * for whoever holds things up. */
 static const uint64_t AWAKE_NS = 20000;
 static const uint64_t SLEEP_NS = 50000;
 static const uint64_t ASIDE_MOST_NS = 2000000;

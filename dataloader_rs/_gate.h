@@ -1,9 +1,9 @@
 /* Contract of the gate, at which workers let consumers pass where only one thread can be attached at a time (the GIL).
  *
- * A thread that asks for the GIL of a busy interpreter gets it after 5 ms, and after as long again for each other thread
- * that asks, in pure Python code. A consumer whose batch is ready should not wait for that: it asks here first, and
- * workers that come by, between items or on their way in, stand aside, detached, until it has passed. They do not wait for ever, because the
- * consumer may have found the way in barred by somebody else.
+ * A thread that asks for the GIL of a busy interpreter gets it after 5 ms, and after as long again for each other
+ * thread that asks, in pure Python code. A consumer whose batch is ready should not wait for that: it asks here first,
+ * and workers that come by, between items or on their way in, stand aside, detached, until it has passed. They do not
+ * wait for ever, because the consumer may have found the way in barred by somebody else.
  *
  * One gate for the process, since there is one GIL. Any thread may call anything. */
 #ifndef DLRS_GATE_H
@@ -15,8 +15,8 @@
 void dlrs_gate_ask(void);
 void dlrs_gate_passed(void);
 
-/* Look, after asking, whether a worker stands aside, for `most_ns`: whoever asks for the GIL before it is free sleeps, and
- * is woken late. True if one does. */
+/* Look, after asking, whether a worker stands aside, for `most_ns`: whoever asks for the GIL before it is free sleeps,
+ * and is woken late. True if one does. */
 bool dlrs_gate_look(uint64_t most_ns);
 
 /* Does any consumer ask? */

@@ -1,15 +1,15 @@
 /* The pace. See _pace.h for what it promises.
  *
- * What a trial costs. Where more workers are faster, the two segments with fewer of them lose a few milliseconds. So the
- * next trial of that kind is put off for twice as long, and for longer where runs are long. Runs that are too long for that
- * are left alone: what they wait for is rarely another worker. */
+ * What a trial costs. Where more workers are faster, the two segments with fewer of them lose a few milliseconds. So
+ * the next trial of that kind is put off for twice as long, and for longer where runs are long. Runs that are too long
+ * for that are left alone: what they wait for is rarely another worker. */
 #include "_pace.h"
 
 #include <stddef.h>
 
 #define MS 1000000ull
 
-enum { SEGMENTS = 4, ENOUGH_REPORTS = 8, WORTH = 30 };
+enum { SEGMENTS = 4, DISTURBANCES = 3 /* of one segment */, ENOUGH_REPORTS = 8, WORTH = 30 };
 
 static const uint64_t SEGMENT_NS = 8 * MS;
 static const uint64_t SEGMENT_MOST_NS = 200 * MS;/* a segment or a settling that takes longer says nothing */
@@ -19,11 +19,12 @@ static const uint64_t PERIOD_NS = 400 * MS;       /* from one trial to the next,
 static const uint64_t SOON_NS = 40 * MS;          /* the same after a success */
 static const uint64_t STALL_HOLD_NS = 1000 * MS;
 static const uint64_t STALL_HOLD_MOST_NS = 64000 * MS;
-/* How fast a candidate must be, compared with `best`. Fewer workers that get about as much done are better: the processors are
- * free for others, and a step on the way to fewer still may be level ground. */
+/* How fast a candidate must be, compared with `best`. Fewer workers that get about as much done are better: the
+ * processors are free for others, and a step on the way to fewer still may be level ground. */
 static const double ENOUGH_MORE = 1.03;
 static const double ENOUGH_FEWER = 0.985;
 static const double WAITING = 0.5;   /* processors: workers that keep less than that busy all together mostly wait */
+static const double WORKING = 0.8;   /* and only if they keep as much busy is it tried whether fewer are faster */
 static const double SATURATED = 0.8; /* of the processors that there are */
 
 static uint64_t max_u64(uint64_t a, uint64_t b)
@@ -62,16 +63,17 @@ static void begin_step(dlrs_pace *pace, uint64_t now_ns)
 {
     unsigned before = pace->limit;
     pace->limit = pace->step % 2 == 0 ? pace->best : pace->candidate;
+    pace->disturbances = 0;
     pace->settling = pace->limit != before;
     pace->since_ns = now_ns;
     if (!pace->settling)
         begin_segment(pace, now_ns);
 }
 
-/* Do the workers, all together, keep more than so many processors busy? True if that is not known. */
-static bool are_busy(const dlrs_pace *pace, unsigned awake, double processors)
+/* Do the workers, all together, keep so many processors busy? True if that is not known. */
+static bool are_busy(const dlrs_pace *pace, double processors)
 {
-    return (double)pace->busy_ns * awake >= (double)pace->timed_ns * processors;
+    return pace->all_busy_ns >= (double)pace->timed_ns * processors;
 }
 
 /* How many reports a segment takes, beside the first of each worker. */
@@ -164,15 +166,18 @@ void dlrs_pace_report(dlrs_pace *pace, dlrs_pace_worker *worker, uint64_t items,
         pace->reported_ns += elapsed_ns;
         if (now_ns < pace->trial_due_ns || dlrs_pace_is_stalled(pace, now_ns))
             return;
-        if (!are_busy(pace, awake, WAITING))
+        if (!are_busy(pace, WAITING))
             pace->best = pace->most;
-        if (are_rare(pace, awake) || !are_busy(pace, awake, WAITING))
+        if (are_rare(pace, awake) || !are_busy(pace, WORKING))
             end_trial(pace, now_ns + PERIOD_NS);
         else
-            begin_trial(pace, now_ns, are_busy(pace, awake, SATURATED * pace->usable_processors));
-        pace->timed_ns = pace->busy_ns = pace->reported_ns = pace->reports = 0;
+            begin_trial(pace, now_ns, are_busy(pace, SATURATED * pace->usable_processors));
+        pace->timed_ns = pace->reported_ns = pace->reports = 0;
+        pace->all_busy_ns = 0;
         return;
     }
+    if (pace->since_ns == 0)
+        pace->since_ns = now_ns;
     uint64_t spent_ns = now_ns > pace->since_ns ? now_ns - pace->since_ns : 0;
     if (pace->settling) {
         /* Some of those that may come find nothing to do, where the consumer is what holds things up. */
@@ -189,15 +194,19 @@ void dlrs_pace_report(dlrs_pace *pace, dlrs_pace_worker *worker, uint64_t items,
         end_trial(pace, now_ns + PERIOD_NS);
 }
 
-void dlrs_pace_tell_busy(dlrs_pace *pace, uint64_t elapsed_ns, uint64_t busy_ns)
+void dlrs_pace_tell_busy(dlrs_pace *pace, uint64_t elapsed_ns, uint64_t busy_ns, unsigned awake)
 {
     pace->timed_ns += elapsed_ns;
-    pace->busy_ns += busy_ns;
+    pace->all_busy_ns += (double)busy_ns * awake;
 }
 
 void dlrs_pace_disturb(dlrs_pace *pace, uint64_t now_ns)
 {
-    if (pace->step >= 0)
+    if (pace->step < 0)
+        return;
+    pace->settling = true;
+    pace->since_ns = 0;
+    if (++pace->disturbances > DISTURBANCES)
         end_trial(pace, now_ns + PERIOD_NS);
 }
 

@@ -1,15 +1,16 @@
 /* Contract of the pace: how many workers of a pool should be awake. More are not always faster: threads that fight for
- * one lock (an interpreter's, an allocator's, the count of an object they all use) can be slower than one of them alone.
- * So the pace tries from time to time whether half or twice as many get more items done, and keeps to what is better.
+ * one lock (an interpreter's, an allocator's, the count of an object they all use) can be slower than one of them
+ * alone. So the pace tries from time to time whether half or twice as many get more items done, and keeps to what is
+ * better.
  *
  *      limit = best  --trial due-->  [best][candidate][best][candidate]  --clearly better?-->  limit = best
  *
- * A trial is four short segments in turns, because the speed of a machine drifts. In each of them the pace counts what each
- * worker finishes from its first report to the end of the segment, so that it does not matter where in its work a worker
- * was when the segment began, and a worker does not seem fast because it has the lock just then.
+ * A trial is four short segments in turns, because the speed of a machine drifts. In each of them the pace counts what
+ * each worker finishes from its first report to the end of the segment, so that it does not matter where in its work a
+ * worker was when the segment began, and a worker does not seem fast because it has the lock just then.
  *
- * This half is plain arithmetic on reports and times: no threads, no clock, no locks. Every function here is called with
- * the lock of the pool held. */
+ * This half is plain arithmetic on reports and times: no threads, no clock, no locks. Every function here is called
+ * with the lock of the pool held. */
 #ifndef DLRS_PACE_H
 #define DLRS_PACE_H
 
@@ -35,13 +36,15 @@ typedef struct dlrs_pace {
     bool settling;      /* workers that are to go, or to come, have not all done so yet */
     bool upwards;       /* which way the next trial goes, if both are possible */
     uint64_t segment;   /* number of the segment that is measured; 0 is none */
-    uint64_t since_ns;  /* when the settling or the segment began */
+    uint64_t since_ns;  /* when the settling or the segment began; 0: with the next report */
+    unsigned disturbances; /* of this step of the trial */
     dlrs_pace_worker *reporting; /* who has reported in this segment */
     uint64_t reports, items; /* in this segment; without a trial, since the last one */
     uint64_t reported_ns; /* without a trial: how long they took */
     uint64_t candidate_ns; /* spent with the candidate in this trial */
     uint64_t trial_due_ns; /* 0 before the first report */
-    uint64_t timed_ns, busy_ns; /* since the last trial: what workers reported, and what of it they were running */
+    uint64_t timed_ns;  /* since the last trial: the time that workers told about */
+    double all_busy_ns; /* and how long all who were awake were run in it, if they were like the one who told */
     uint64_t stalled_until_ns;
     uint64_t stall_hold_ns; /* how long the next stall keeps the pace from trying */
     double rates[2]; /* items per ns, of the segments with `best` and of those with the candidate; sums */
@@ -50,20 +53,21 @@ typedef struct dlrs_pace {
 /* Begin with all of `most` workers, 1 or more, awake. `exclusive`: only one of them is attached at a time. */
 void dlrs_pace_init(dlrs_pace *pace, unsigned most, unsigned num_processors, bool exclusive);
 
-/* A worker reports a run finished, or several short ones, of `items`, for which it took `elapsed_ns`; `awake` workers are
- * awake. Times may go back a little between workers. */
+/* A worker reports a run finished, or several short ones, of `items`, for which it took `elapsed_ns`; `awake` workers
+ * are awake. Times may go back a little between workers. */
 void dlrs_pace_report(dlrs_pace *pace, dlrs_pace_worker *worker, uint64_t items, uint64_t elapsed_ns, uint64_t now_ns,
                       unsigned awake);
 
-/* A worker tells that in `elapsed_ns` a processor ran it for `busy_ns`; now and then is enough. Workers that mostly wait,
- * for a disk or a network, are never tried with fewer of them. */
-void dlrs_pace_tell_busy(dlrs_pace *pace, uint64_t elapsed_ns, uint64_t busy_ns);
+/* A worker tells that in `elapsed_ns` a processor ran it for `busy_ns`; now and then is enough. Workers that mostly
+ * wait, for a disk or a network, are never tried with fewer of them. */
+void dlrs_pace_tell_busy(dlrs_pace *pace, uint64_t elapsed_ns, uint64_t busy_ns, unsigned awake);
 
-/* The work changes its kind, or ends for a while: what a trial measured so far says nothing. */
+/* The work changes its kind, or begins after a while: the segment that is measured begins anew, and where epochs are too
+ * short for one, the trial is given up. */
 void dlrs_pace_disturb(dlrs_pace *pace, uint64_t now_ns);
 
-/* Nothing was finished for so long that items may be waiting for each other: all workers may be awake, and no trial takes
- * that back for a second; for twice as long, up to about a minute, with each stall that follows soon after. */
+/* Nothing was finished for so long that items may be waiting for each other: all workers may be awake, and no trial
+ * takes that back for a second; for twice as long, up to about a minute, with each stall that follows soon after. */
 void dlrs_pace_stall(dlrs_pace *pace, uint64_t now_ns);
 
 /* Was there a stall, whose time is not over yet? */

@@ -1,6 +1,6 @@
 /* What POSIX leaves to each system: a condition that waits on the monotonic clock, a thread's name, the number of
- * processors this process may use, locks that are held for moments. Linux (glibc) and macOS. Included by C files alone, and before all else, since it says what the system's
- * headers should declare. */
+ * processors this process may use, locks that are held for moments. Linux (glibc) and macOS. Included by C files
+ * alone, and before all else, since it says what the system's headers should declare. */
 #ifndef DLRS_PLATFORM_H
 #define DLRS_PLATFORM_H
 

@@ -10,17 +10,18 @@
  *
  * Waking. A worker parks only under the lock and only after it found nothing to claim. Whatever makes something
  * claimable (an epoch, more items, room in a ring) wakes one parked worker, unless one is already on its way to claim,
- * and whoever claims wakes one more if there is something left to claim. So nothing is ever claimable while everybody parks, and no crowd is woken for
- * one batch.
+ * and whoever claims wakes one more if there is something left to claim. So nothing is ever claimable while everybody
+ * parks, and no crowd is woken for one batch.
  *
  * Who is awake. A worker is awake from when it has found something to claim until it is back, detached, having found
- * nothing. The pace (_pace.h) says how many may be; the others stay parked though there is work. Items may wait for each
- * other, so one of those who stay watches, and lets all of them go when nothing gets finished for STALL_NS.
+ * nothing. The pace (_pace.h) says how many may be; the others stay parked though there is work. Items may wait for
+ * each other, so one of those who stay watches, and lets all of them go when nothing gets finished for STALL_NS.
  *
  * NOTE [ cheap runs ] Where only one thread can be attached at a time, workers and the consumer take turns, and a turn
  * costs more than a cheap run. So for as long as runs are cheap a turn is made long: one worker fills the whole window
- * before the consumer comes back in, and it begins to fill again when the consumer has emptied the window and waits, or
- * has stayed away for LINGER_NS. Whoever waits meanwhile looks for the other for a few microseconds before it parks.
+ * before the consumer comes back in, and it begins to fill again when the consumer has emptied the window and waits,
+ * or has stayed away for LINGER_NS. Whoever waits meanwhile looks for the other for a few microseconds before it
+ * parks.
  *
  * Two locks, taken in this order: that of the process (_process.c), then the lock of a pool. The first guards what is
  * counted and listed about all pools and is used when threads start and end; the second guards the work of one pool. */
@@ -227,7 +228,8 @@ static bool is_cheap_locked(const dlrs_pool *pool)
 /* Do workers and consumers take turns? See NOTE [ cheap runs ]. */
 static bool takes_turns_locked(const dlrs_pool *pool)
 {
-    return pool->exclusive && pool->adaptive && is_cheap_locked(pool) && !dlrs_pace_is_stalled(&pool->pace, pool->last_report_ns);
+    return pool->exclusive && pool->adaptive && is_cheap_locked(pool)
+           && !dlrs_pace_is_stalled(&pool->pace, pool->last_report_ns);
 }
 
 /* How many workers may be awake. */
@@ -536,7 +538,8 @@ static void tell_busy_locked(dlrs_worker *worker, uint64_t now_ns)
         return;
     uint64_t busy_ns = dlrs_thread_busy_ns();
     if (worker->told_ns != 0)
-        dlrs_pace_tell_busy(&worker->pool->pace, now_ns - worker->told_ns, busy_ns - worker->told_busy_ns);
+        dlrs_pace_tell_busy(&worker->pool->pace, now_ns - worker->told_ns, busy_ns - worker->told_busy_ns,
+                            worker->pool->awake);
     worker->told_ns = now_ns;
     worker->told_busy_ns = busy_ns;
 }
@@ -550,7 +553,8 @@ static void report_runs_locked(dlrs_worker *worker, uint64_t now_ns)
     dlrs_stopwatch_time(&worker->watch, now_ns);
     pool->run_ns = dlrs_averaged(pool->run_ns, worker->watch.run_ns);
     if (takes_turns_locked(pool)) {
-        dlrs_pace_disturb(&pool->pace, now_ns); /* one worker is awake, whatever the limit: there is nothing to compare */
+        /* One worker is awake, whatever the limit: there is nothing to compare. */
+        dlrs_pace_disturb(&pool->pace, now_ns);
     } else if (pool->adaptive) {
         tell_busy_locked(worker, now_ns);
         dlrs_pace_report(&pool->pace, &worker->pace, worker->watch.items, now_ns - worker->watch.began_ns, now_ns,
@@ -1043,7 +1047,6 @@ void dlrs_epoch_cancel(dlrs_epoch *epoch)
     if (!epoch->cancelled) {
         epoch->cancelled = true;
         circle_remove_locked(pool, epoch);
-        dlrs_pace_disturb(&pool->pace, pool->last_report_ns);
         epoch->first_unstarted = NULL;
         for (uint64_t n = epoch->ring.taken; n < epoch->ring.claimed; n++)
             epoch->ring.slots[n % epoch->ring.size]->closed = true;

@@ -74,7 +74,8 @@ typedef struct dlrs_pool_options {
     dlrs_hooks hooks;
     unsigned num_threads; /* at least 1 */
     size_t stack_size;    /* of a worker, in bytes */
-    bool exclusive;       /* there is an `attach`, and it waits until no other thread of the process is attached, as for a GIL */
+    bool exclusive;       /* there is an `attach`, and it waits until no other thread of the process is attached, as
+                           * for a GIL; if that becomes so later, it costs some speed only */
     bool adaptive;        /* keep workers parked that only get in each other's way, see _pace.h, and if exclusive let
                            * them take long turns while runs are cheap, see _pool.c */
 } dlrs_pool_options;
@@ -171,9 +172,9 @@ void dlrs_worker_let_consumers_pass(dlrs_worker *worker);
 uint64_t dlrs_worker_piece(dlrs_worker *worker, uint64_t finished, uint64_t left);
 
 /* Leave `result` (not NULL) as what the item of a `singly` run came to; every such run is finished so, whether or not
- * anybody still wants it. True if it was the last item
- * of its batch: then the caller alone owns slot->results[0 .. slot->started - 1] and slot->failed_at, has to make the outcome of
- * the batch from them (or drop them), and to hand it to dlrs_worker_next. */
+ * anybody still wants it. True if it was the last item of its batch: then the caller alone owns slot->results[0 ..
+ * slot->started - 1] and slot->failed_at, has to make the outcome of the batch from them (or drop them), and to hand
+ * it to dlrs_worker_next. */
 bool dlrs_worker_finish_item(const dlrs_run *run, void *result, bool failed);
 
 /* Does anybody still want the batch of this run? If not, its outcome need not be made. */

@@ -23,7 +23,8 @@ struct dlrs_member {
     dlrs_member *next, *previous; /* list of those with live threads */
 };
 
-/* Give the member a number and its owner's reference. DLRS_STOPPED if the process is about to exit, or DLRS_NO_MEMORY. */
+/* Give the member a number and its owner's reference. DLRS_STOPPED if the process is about to exit, or DLRS_NO_MEMORY.
+ */
 dlrs_status dlrs_member_register(dlrs_member *member);
 
 /* Count a thread that is about to start. False if the process is about to exit: then stop the member. */

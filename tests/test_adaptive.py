@@ -1,4 +1,4 @@
-"""How many workers take part, and who goes first: what `adaptive` promises, and the pieces that long batches come in."""
+"""How many workers take part and who goes first: what `adaptive` promises, and the pieces of long batches."""
 
 from __future__ import annotations
 
@@ -270,7 +270,7 @@ def test_error_in_a_piece_names_its_item(num_workers):
 @pytest.mark.timing
 @pytest.mark.skipif(FREE_THREADED, reason="without the GIL nobody has to let anybody in")
 def test_consumer_is_let_in_between_items():
-    """Beside 4 workers of pure Python, a batch that is ready is handed over in far less than a turn of the GIL (5 ms)."""
+    """Beside 4 workers of pure Python, a batch that is ready is handed over much sooner than the GIL is (5 ms)."""
     ready: dict[int, float] = {}
 
     def stamp(samples: list[int]) -> int:

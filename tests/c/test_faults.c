@@ -1,5 +1,5 @@
-/* The ring and the pool when the system refuses them memory or threads, and when they wait. This file contains all parts,
- * with every call that can fail or wait replaced by one that counts, refuses on demand, and tells who waits. */
+/* The ring and the pool when the system refuses them memory or threads, and when they wait. This file contains all
+ * parts, with every call that can fail or wait replaced by one that counts, refuses on demand, and tells who waits. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* as _pool.c wants it, which comes too late to say so */
 #endif

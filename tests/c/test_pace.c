@@ -99,7 +99,7 @@ static double work(workers *w, cost_fn *cost, uint64_t duration)
         w->now = w->ends[first];
         w->items++;
         uint64_t elapsed = w->now - w->began[first];
-        dlrs_pace_tell_busy(&w->pace, elapsed, (uint64_t)((double)elapsed * w->busy));
+        dlrs_pace_tell_busy(&w->pace, elapsed, (uint64_t)((double)elapsed * w->busy), w->num_awake);
         dlrs_pace_report(&w->pace, &w->pace_of[first], 1, w->now - w->began[first], w->now, w->num_awake);
         CHECK(w->pace.limit >= 1 && w->pace.limit <= w->num);
         if (w->num_awake > w->pace.limit) {
@@ -218,15 +218,29 @@ static void test_a_stall_lets_all_go_and_holds(void)
     }
 }
 
-static void test_a_disturbed_trial_decides_nothing(void)
+static void test_epochs_too_short_for_a_segment_decide_nothing(void)
 {
     workers w;
     workers_init(&w, 2);
-    for (unsigned i = 0; i < 200; i++) {
-        work(&w, fighting, 25 * MS);
+    for (unsigned i = 0; i < 1000; i++) {
         dlrs_pace_disturb(&w.pace, w.now);
+        work(&w, fighting, 5 * MS);
         CHECK_EQUAL(w.pace.limit, 2);
     }
+}
+
+static void test_trials_go_on_in_the_next_epoch(void)
+{
+    workers w;
+    workers_init(&w, 2);
+    for (unsigned i = 0; i < 20; i++) {
+        dlrs_pace_disturb(&w.pace, w.now);
+        work(&w, fighting, 25 * MS);
+        w.now += 500 * MS; /* nothing to do */
+        for (unsigned k = 0; k < w.num; k++)
+            w.ends[k] = w.now;
+    }
+    CHECK_EQUAL(w.pace.best, 1);
 }
 
 static void test_times_that_go_back_do_no_harm(void)
@@ -257,7 +271,8 @@ int main(int argc, char **argv)
     RUN(test_where_it_makes_no_difference_nothing_is_lost);
     RUN(test_adapts_within_a_second_when_the_items_change);
     RUN(test_a_stall_lets_all_go_and_holds);
-    RUN(test_a_disturbed_trial_decides_nothing);
+    RUN(test_epochs_too_short_for_a_segment_decide_nothing);
+    RUN(test_trials_go_on_in_the_next_epoch);
     RUN(test_times_that_go_back_do_no_harm);
     return check_end();
 }
