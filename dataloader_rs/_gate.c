@@ -43,14 +43,14 @@ bool dlrs_gate_is_asked(void)
     return atomic_load_explicit(&asking, memory_order_relaxed) > 0;
 }
 
-void dlrs_gate_stand_aside(void)
+void dlrs_gate_stand_aside(bool looks)
 {
     if (!dlrs_gate_is_asked())
         return;
     uint64_t start = dlrs_now_ns(), spent = 0;
     atomic_fetch_add(&aside, 1);
     while (dlrs_gate_is_asked() && spent < ASIDE_MOST_NS) {
-        if (spent < AWAKE_NS) {
+        if (looks && spent < AWAKE_NS) {
             for (int i = 0; i < 32 && dlrs_gate_is_asked(); i++)
                 dlrs_relax();
         } else {

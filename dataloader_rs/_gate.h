@@ -22,8 +22,9 @@ bool dlrs_gate_look(uint64_t most_ns);
 /* Does any consumer ask? */
 bool dlrs_gate_is_asked(void);
 
-/* Stand aside, detached, until no consumer asks; for 2 ms at most. */
-void dlrs_gate_stand_aside(void);
+/* Stand aside, detached, until no consumer asks; for 2 ms at most. `looks`: there is a processor to spare for looking
+ * whether it has passed. */
+void dlrs_gate_stand_aside(bool looks);
 
 /* In the child of a fork: the consumers that asked are not there. */
 void dlrs_gate_reset(void);

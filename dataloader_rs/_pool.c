@@ -572,7 +572,7 @@ void dlrs_worker_let_consumers_pass(dlrs_worker *worker)
         return;
     uint64_t began = dlrs_now_ns();
     hooks->detach(worker->thread_context);
-    dlrs_gate_stand_aside();
+    dlrs_gate_stand_aside(worker->pool->num_processors > 1);
     hooks->attach(worker->thread_context);
     dlrs_stopwatch_skip(&worker->watch, dlrs_now_ns() - began);
 }
@@ -636,7 +636,7 @@ static void *worker_main(void *argument)
     } else {
         while (worker_wait(worker)) {
             if (pool->exclusive)
-                dlrs_gate_stand_aside();
+                dlrs_gate_stand_aside(worker->pool->num_processors > 1);
             if (pool->hooks.attach != NULL)
                 pool->hooks.attach(thread_context);
             if (worker_claim(worker, &run))
