@@ -74,6 +74,13 @@ class Subject:
             consume(self.loader)
         return self.loader
 
+    def small(self) -> Iterable:
+        """The loader of eight batches, the same one each time, which has served an epoch."""
+        if self.loader is None:
+            self.loader = self.make(8 * self.settings.batch_size)
+            consume(self.loader)
+        return self.loader
+
     def found_length(self) -> int:
         batch_size = self.settings.batch_size
         length, wanted = 8 * batch_size, self.workload.seconds
@@ -100,6 +107,16 @@ def throughput(subject: Subject) -> dict[str, float]:
     return {"items/s": subject.length / seconds(loader)}
 
 
+def first_batch_since(start: float, loader: Iterable) -> float:
+    """Seconds from `start` to the first batch of an epoch that begins now; the epoch is then run to its end."""
+    batches = iter(loader)
+    next(batches)
+    taken = time.perf_counter() - start
+    for _ in batches:
+        pass
+    return taken
+
+
 def first_batch_cold(subject: Subject) -> dict[str, float]:
     """From the call that makes a loader to its first batch."""
     dataset = subject.dataset(8 * subject.settings.batch_size)
@@ -107,11 +124,7 @@ def first_batch_cold(subject: Subject) -> dict[str, float]:
     def once() -> float:
         start = time.perf_counter()
         loader = subject.contender.make_loader(dataset, subject.settings)
-        batches = iter(loader)
-        next(batches)
-        taken = time.perf_counter() - start
-        for _ in batches:
-            pass
+        taken = first_batch_since(start, loader)
         close(loader)
         return taken
 
@@ -120,29 +133,13 @@ def first_batch_cold(subject: Subject) -> dict[str, float]:
 
 def first_batch_warm(subject: Subject) -> dict[str, float]:
     """From ``iter(loader)`` to the first batch, for a loader that has served an epoch before."""
-    if subject.loader is None:
-        subject.loader = subject.make(8 * subject.settings.batch_size)
-        consume(subject.loader)
-    loader = subject.loader
-
-    def once() -> float:
-        start = time.perf_counter()
-        batches = iter(loader)
-        next(batches)
-        taken = time.perf_counter() - start
-        for _ in batches:
-            pass
-        return taken
-
-    return {"ms": repeated(once, subject.tiny) * 1e3}
+    loader = subject.small()
+    return {"ms": repeated(lambda: first_batch_since(time.perf_counter(), loader), subject.tiny) * 1e3}
 
 
 def epoch_turn_round(subject: Subject) -> dict[str, float]:
     """Milliseconds for a whole epoch of eight small batches, one epoch after the other."""
-    if subject.loader is None:
-        subject.loader = subject.make(8 * subject.settings.batch_size)
-        consume(subject.loader)
-    loader = subject.loader
+    loader = subject.small()
     return {"ms": repeated(lambda: seconds(loader), subject.tiny, at_most=1_000) * 1e3}
 
 

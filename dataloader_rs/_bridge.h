@@ -184,13 +184,9 @@ static inline int dlrs_raise(PyObject *error)
 
 /* ---- asking the dataset ----
  *
- * The dataset is borrowed from whoever keeps it alive for the length of the call: on free-threaded builds a reference
- * of the caller's own would be counted, for each item, in a field that all threads share. */
-
-static inline PyObject *dlrs_get_item(PyObject *dataset, PyObject *index)
-{
-    return PyObject_GetItem(dataset, index);
-}
+ * Here and where a single item is asked for, the dataset is borrowed from whoever keeps it alive for the call: on
+ * free-threaded builds a reference of the caller's own would be counted, for each item, in a field that all threads
+ * share. */
 
 static inline PyObject *dlrs_fetch(PyObject *fetch, PyObject *dataset, PyObject *run)
 {

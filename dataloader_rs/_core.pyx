@@ -58,7 +58,6 @@ cdef extern from "_bridge.h":
     void dlrs_store(uint64_t *field, uint64_t value)
     uint64_t dlrs_fetch_add(uint64_t *field, uint64_t value)
     bint dlrs_try_set(uint64_t *flag)
-    PyObject *dlrs_get_item(PyObject *dataset, PyObject *index)
     PyObject *dlrs_fetch(PyObject *fetch, PyObject *dataset, PyObject *run)
     int dlrs_pass_on() except -1
 
@@ -74,6 +73,7 @@ cdef extern from "Python.h":
     object PyContext_Copy(object context)
     int PyContext_Enter(object context) except -1
     int PyContext_Exit(object context) except -1
+    PyObject *PyObject_GetItem(PyObject *obj, PyObject *key)
     Py_ssize_t PyObject_LengthHint(object obj, Py_ssize_t default) except -1
 
 
@@ -339,7 +339,7 @@ cdef class _Epoch:
     cdef object make_item(self, uint64_t batch, uint64_t position):
         """Fetch one item. The sample, or a `_Failure` in its place."""
         cdef object index = self.index_at(batch, position)
-        cdef PyObject *sample = dlrs_get_item(<PyObject *>self.recipe.dataset, <PyObject *>index)
+        cdef PyObject *sample = PyObject_GetItem(<PyObject *>self.recipe.dataset, <PyObject *>index)
         if sample == NULL:
             return _Failure.of(raised(), position)
         return owned(sample)

@@ -12,7 +12,7 @@
 enum { SEGMENTS = 4, DISTURBANCES = 3 /* of one segment */, ENOUGH_REPORTS = 8, WORTH = 30 };
 
 static const uint64_t SEGMENT_NS = 8 * MS;
-static const uint64_t SEGMENT_MOST_NS = 200 * MS;/* a segment or a settling that takes longer says nothing */
+static const uint64_t SEGMENT_MOST_NS = 200 * MS; /* a segment or a settling that takes longer says nothing */
 static const uint64_t COMING_NS = 2 * MS;         /* by then a worker that was woken is there */
 static const uint64_t FIRST_TRIAL_NS = 15 * MS;   /* of steady work, before the first trial */
 static const uint64_t PERIOD_NS = 400 * MS;       /* from one trial to the next, which goes the other way */
@@ -112,9 +112,8 @@ static void decide(dlrs_pace *pace, uint64_t now_ns)
         return;
     }
     uint64_t wait_ns = PERIOD_NS;
-    if (!was_up && pace->best == pace->most) {
+    if (!was_up && pace->best == pace->most)
         wait_ns = max_u64(2 * PERIOD_NS, pace->candidate_ns * WORTH);
-    }
     pace->upwards = !was_up;
     end_trial(pace, now_ns + wait_ns);
 }
@@ -126,7 +125,6 @@ static void add_report(dlrs_pace *pace, dlrs_pace_worker *worker, uint64_t items
         pace->reporting = worker;
         return;
     }
-    worker->reports++;
     worker->items += items;
     pace->reports++;
     pace->items += items;

@@ -72,7 +72,7 @@ struct dlrs_worker {
     dlrs_stopwatch watch;
     uint64_t told_ns;        /* when it last told the pace how busy it is; 0 while it has not yet */
     uint64_t told_busy_ns;   /* its own clock then */
-    uint64_t waited_ns;      /* how long it waits for cheap runs to claim, likewise */
+    uint64_t waited_ns;      /* how long it waits for something to claim, a moving average */
 
     /* Guarded by `pool->lock`. */
     bool is_awake;
@@ -232,11 +232,9 @@ static bool takes_turns_locked(const dlrs_pool *pool)
            && !dlrs_pace_is_stalled(&pool->pace, pool->last_report_ns);
 }
 
-/* How many workers may be awake. */
+/* How many workers may be awake. Without reports, as in a pool that is not adaptive, the pace lets all be. */
 static unsigned limit_locked(const dlrs_pool *pool)
 {
-    if (!pool->adaptive)
-        return pool->num_threads;
     return takes_turns_locked(pool) ? 1 : pool->pace.limit;
 }
 
@@ -636,7 +634,7 @@ static void *worker_main(void *argument)
     } else {
         while (worker_wait(worker)) {
             if (pool->exclusive)
-                dlrs_gate_stand_aside(worker->pool->num_processors > 1);
+                dlrs_gate_stand_aside(pool->num_processors > 1);
             if (pool->hooks.attach != NULL)
                 pool->hooks.attach(thread_context);
             if (worker_claim(worker, &run))
@@ -1012,9 +1010,9 @@ dlrs_status dlrs_epoch_wait(dlrs_epoch *epoch, uint64_t timeout_ns)
     epoch->waited_ns = dlrs_averaged(epoch->waited_ns, dlrs_now_ns() - now);
     pool->hungry--;
     dlrs_status status = pool_status(pool);
-    if (is_ready(epoch))
+    if (is_ready(epoch)) {
         epoch->look_again_ns = PATIENCE_NS;
-    if (status == DLRS_OK && !is_ready(epoch)) {
+    } else if (status == DLRS_OK) {
         status = DLRS_NOT_READY;
         /* glibc before 2.41 may lose a signal (its bug 25847): here is the time to send it again. */
         if (claimable_locked(pool) && (pool->awake < limit_locked(pool) || !pool->watched)) {
