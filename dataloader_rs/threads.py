@@ -31,10 +31,13 @@ def forget_thread() -> None:
     """Take the calling thread out of `threading` again, before it ends. CPython 3.13 and newer do that themselves.
 
     The functions of `adopt_thread` go first: what a dying thread drops may run Python code, and a hook that asks for
-    `threading.current_thread()` would then register the thread anew.
+    `threading.current_thread()` would then register the thread anew. To set them stops all threads of a free-threaded
+    interpreter, also where there is nothing to be taken away.
     """
-    sys.settrace(None)
-    sys.setprofile(None)
+    if sys.gettrace() is not None:
+        sys.settrace(None)
+    if sys.getprofile() is not None:
+        sys.setprofile(None)
     if sys.version_info < (3, 13):
         with threading._active_limbo_lock:  # type: ignore[attr-defined]
             threading._active.pop(threading.get_ident(), None)  # type: ignore[attr-defined]

@@ -126,7 +126,7 @@ LEAVING = """
 def test_loops_left_early_leave_nothing_behind(run_script, num_workers, items_in_parallel):
     """B09: no threads, descriptors, memory or exit handlers pile up over 400 epochs that nobody closes."""
     # A sample kept for each epoch would be 400 MB. Free-threaded builds have a heap for each thread, whose freed
-    # blocks only that thread uses again; what they keep does not grow with the number of epochs.
+    # blocks only that thread uses again; what they keep grows with the number of threads, not of epochs.
     memory = 40 if (num_workers, FREE_THREADED) == (4, False) else 300
     printed = run_script(LEAVING, str(num_workers), str(items_in_parallel), str(memory)).stdout
     found, limit = json.loads(printed)

@@ -167,6 +167,19 @@ def test_trace_and_profile_functions_are_installed(num_workers, items_in_paralle
 
 
 @with_threads
+def test_trace_and_profile_functions_are_left_alone_where_there_are_none(num_workers, items_in_parallel, monkeypatch):
+    """To set one, to None also, stops every thread of a free-threaded interpreter, once for each worker that ends."""
+    calls: list[object] = []
+    monkeypatch.setattr(sys, "setprofile", calls.append)
+    if sys.gettrace() is None:  # a coverage run traces
+        monkeypatch.setattr(sys, "settrace", calls.append)
+    list(load(Ids(20), 4, num_workers, items_in_parallel))
+    gc.collect()
+    assert eventually(lambda: not worker_threads())
+    assert calls == []
+
+
+@with_threads
 def test_threading_forgets_workers_that_ended(num_workers, items_in_parallel):
     """No entry of a dead worker stays in ``threading`` (Python does not see to that before 3.13)."""
 
