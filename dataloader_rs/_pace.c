@@ -26,6 +26,7 @@ static const double ENOUGH_FEWER = 0.985;
 static const double WAITING = 0.5;   /* processors: workers that keep less than that busy all together mostly wait */
 static const double WORKING = 0.8;   /* and only if they keep as much busy is it tried whether fewer are faster */
 static const double SATURATED = 0.8; /* of the processors that there are */
+static const double SIDE_BY_SIDE = 0.7; /* of the processors that the workers could use */
 
 static uint64_t max_u64(uint64_t a, uint64_t b)
 {
@@ -37,7 +38,7 @@ void dlrs_pace_init(dlrs_pace *pace, unsigned most, unsigned num_processors, boo
     *pace = (dlrs_pace){.limit = most,
                         .most = most,
                         .num_processors = num_processors,
-                        .usable_processors = exclusive ? 1 : num_processors,
+                        .exclusive = exclusive,
                         .best = most,
                         .step = -1,
                         .stall_hold_ns = STALL_HOLD_NS};
@@ -70,10 +71,18 @@ static void begin_step(dlrs_pace *pace, uint64_t now_ns)
         begin_segment(pace, now_ns);
 }
 
-/* Do the workers, all together, keep so many processors busy? True if that is not known. */
+/* Do the workers, all together, keep so many processors busy? */
 static bool are_busy(const dlrs_pace *pace, double processors)
 {
     return pace->all_busy_ns >= (double)pace->timed_ns * processors;
+}
+
+/* Workers that lose less than a third of their time to waiting for one lock get more done than fewer of them would.
+ * Without such a lock they may be run all the time and still hinder each other. */
+static bool run_side_by_side(const dlrs_pace *pace)
+{
+    unsigned could_run = pace->best < pace->num_processors ? pace->best : pace->num_processors;
+    return pace->exclusive && could_run > 1 && are_busy(pace, SIDE_BY_SIDE * could_run);
 }
 
 /* How many reports a segment takes, beside the first of each worker. */
@@ -89,8 +98,11 @@ static bool are_rare(const dlrs_pace *pace, unsigned awake)
     return (double)pace->reported_ns * periods >= (double)SEGMENT_MOST_NS * (double)pace->reports;
 }
 
-static void begin_trial(dlrs_pace *pace, uint64_t now_ns, bool saturated)
+static void begin_trial(dlrs_pace *pace, uint64_t now_ns)
 {
+    /* How many processors workers that do not wait can use at once. */
+    unsigned usable = pace->exclusive ? 1 : pace->num_processors;
+    bool saturated = are_busy(pace, SATURATED * usable);
     bool up = pace->best == 1 || (pace->upwards && pace->best < pace->most);
     if (!up)
         pace->candidate = saturated && pace->best > pace->num_processors ? pace->num_processors : pace->best / 2;
@@ -164,12 +176,16 @@ void dlrs_pace_report(dlrs_pace *pace, dlrs_pace_worker *worker, uint64_t items,
         pace->reported_ns += elapsed_ns;
         if (now_ns < pace->trial_due_ns || dlrs_pace_is_stalled(pace, now_ns))
             return;
+        if (pace->timed_ns == 0) { /* no worker has told yet how busy it is */
+            end_trial(pace, now_ns + FIRST_TRIAL_NS);
+            return;
+        }
         if (!are_busy(pace, WAITING))
             pace->best = pace->most;
-        if (are_rare(pace, awake) || !are_busy(pace, WORKING))
+        if (are_rare(pace, awake) || !are_busy(pace, WORKING) || run_side_by_side(pace))
             end_trial(pace, now_ns + PERIOD_NS);
         else
-            begin_trial(pace, now_ns, are_busy(pace, SATURATED * pace->usable_processors));
+            begin_trial(pace, now_ns);
         pace->timed_ns = pace->reported_ns = pace->reports = 0;
         pace->all_busy_ns = 0;
         return;

@@ -29,7 +29,7 @@ typedef struct dlrs_pace {
     unsigned limit; /* workers that should be awake now: 1 .. most */
     unsigned most;
     unsigned num_processors;
-    unsigned usable_processors; /* how many of them workers that do not wait can use at once */
+    bool exclusive; /* only one worker is attached at a time */
     unsigned best;
     unsigned candidate; /* during a trial: what is compared with `best` */
     int step;           /* of the trial, 0 .. 3: even ones are with `best`; or -1 without a trial */

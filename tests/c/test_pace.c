@@ -158,8 +158,37 @@ static void test_parallel_workers_lose_about_a_percent(void)
     for (unsigned i = 0; i < sizeof nums / sizeof nums[0]; i++) {
         workers w;
         workers_init(&w, nums[i]);
-        w.pace.num_processors = w.pace.usable_processors = nums[i];
+        w.pace.num_processors = nums[i];
         CHECK(work(&w, parallel, 10 * SECOND) > 0.985 * ideal(parallel, nums[i]));
+    }
+}
+
+/* Where they can be told from those that wait for each other, see run_side_by_side. */
+static void test_workers_that_run_side_by_side_are_left_alone(void)
+{
+    workers w;
+    for (unsigned num = 2; num <= 8; num *= 2) {
+        workers_init(&w, num);
+        dlrs_pace_init(&w.pace, num, 2, true);
+        w.busy = 1.5 / num;
+        work(&w, parallel, 5 * SECOND);
+        CHECK(w.mean_limit == num);
+    }
+    workers_init(&w, 2);
+    dlrs_pace_init(&w.pace, 2, 2, true);
+    w.busy = 0.65; /* each waits for the other */
+    work(&w, fighting, SECOND);
+    CHECK(work(&w, fighting, 5 * SECOND) > 0.97 * ideal(fighting, 1));
+}
+
+static void test_nothing_is_tried_before_workers_tell_how_busy_they_are(void)
+{
+    dlrs_pace pace;
+    dlrs_pace_worker pace_of = {0};
+    dlrs_pace_init(&pace, 2, 2, true);
+    for (uint64_t now = MS; now < SECOND; now += MS) {
+        dlrs_pace_report(&pace, &pace_of, 1, MS, now, 2);
+        CHECK(pace.limit == 2 && pace.step < 0);
     }
 }
 
@@ -266,6 +295,8 @@ int main(int argc, char **argv)
     RUN(test_one_worker_is_never_paced);
     RUN(test_fighting_workers_are_parked);
     RUN(test_parallel_workers_lose_about_a_percent);
+    RUN(test_workers_that_run_side_by_side_are_left_alone);
+    RUN(test_nothing_is_tried_before_workers_tell_how_busy_they_are);
     RUN(test_items_that_wait_are_left_alone);
     RUN(test_too_many_for_the_processors_cost_nothing);
     RUN(test_where_it_makes_no_difference_nothing_is_lost);
