@@ -111,6 +111,40 @@ static inline uint64_t permute_block(const dlrs_order *order, uint64_t number)
     return (uint64_t)left << order->right_bits | right;
 }
 
+/* Numbers that go through the block together. */
+enum { LANES = 32 };
+
+/* The compiler makes vectors of the loops over lanes, with the instructions that they may use. Those that every x86-64
+ * has cannot multiply 32-bit lanes, and are slower than one number after the other. */
+#if defined(__x86_64__) && defined(__GNUC__)
+#define DLRS_AVX2 __attribute__((target("avx2")))
+
+DLRS_AVX2 static void hash_lanes_avx2(uint32_t *halves, const uint32_t *others, uint32_t key, unsigned shift)
+{
+    for (unsigned i = 0; i < LANES; i++)
+        halves[i] ^= hash_half(others[i], key, shift);
+}
+
+/* permute_block for LANES numbers. */
+DLRS_AVX2 static void permute_lanes_avx2(const dlrs_order *order, uint64_t *numbers)
+{
+    uint32_t left[LANES], right[LANES];
+    unsigned left_shift = 32 - order->left_bits;
+    unsigned right_shift = 32 - order->right_bits;
+
+    for (unsigned i = 0; i < LANES; i++) {
+        left[i] = (uint32_t)(numbers[i] >> order->right_bits);
+        right[i] = (uint32_t)numbers[i] & (UINT32_MAX >> right_shift);
+    }
+    for (unsigned i = 0; i < DLRS_ORDER_ROUNDS; i += 2) {
+        hash_lanes_avx2(left, right, order->keys[i], left_shift);
+        hash_lanes_avx2(right, left, order->keys[i + 1], right_shift);
+    }
+    for (unsigned i = 0; i < LANES; i++)
+        numbers[i] = (uint64_t)left[i] << order->right_bits | right[i];
+}
+#endif
+
 static inline uint64_t unpermute_block(const dlrs_order *order, uint64_t number)
 {
     unsigned left_shift = 32 - order->left_bits;
@@ -169,6 +203,55 @@ uint64_t dlrs_order_at(const dlrs_order *order, uint64_t position)
         number = permute_block(order, number);
     while (number >= order->length);
     return number;
+}
+
+/* Send the first `count` of LANES numbers through the block; what becomes of the others does not matter. */
+static void permute_lanes(const dlrs_order *order, uint64_t *numbers, unsigned count)
+{
+#ifdef DLRS_AVX2
+    if (count >= LANES / 4 && __builtin_cpu_supports("avx2")) {
+        permute_lanes_avx2(order, numbers);
+        return;
+    }
+#endif
+    for (unsigned i = 0; i < count; i++)
+        numbers[i] = permute_block(order, numbers[i]);
+}
+
+/* Those that fall outside are collected, and go through again together. */
+static void fill_lanes(const dlrs_order *order, uint64_t first, unsigned count, uint64_t *indices)
+{
+    uint64_t numbers[LANES];
+    unsigned places[LANES], num_left = count;
+    for (unsigned i = 0; i < LANES; i++) {
+        numbers[i] = first + i;
+        places[i] = i;
+    }
+    while (num_left > 0) {
+        unsigned num_outside = 0;
+        permute_lanes(order, numbers, num_left);
+        for (unsigned i = 0; i < num_left; i++) {
+            indices[places[i]] = numbers[i];
+            numbers[num_outside] = numbers[i];
+            places[num_outside] = places[i];
+            num_outside += numbers[i] >= order->length;
+        }
+        num_left = num_outside;
+    }
+}
+
+void dlrs_order_fill(const dlrs_order *order, uint64_t first, size_t count, uint64_t *indices)
+{
+    assert(first <= order->length && count <= order->length - first);
+    if (order->table != NULL) {
+        for (size_t i = 0; i < count; i++)
+            indices[i] = order->table[first + i];
+        return;
+    }
+    for (size_t done = 0; done < count; done += LANES) {
+        unsigned piece = count - done < LANES ? (unsigned)(count - done) : LANES;
+        fill_lanes(order, first + done, piece, indices + done);
+    }
 }
 
 uint64_t dlrs_order_find(const dlrs_order *order, uint64_t index)

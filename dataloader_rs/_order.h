@@ -34,6 +34,10 @@ bool dlrs_order_init(dlrs_order *order, uint64_t length, uint64_t seed, uint64_t
 /* The index at `position`; the caller has checked position < length. */
 uint64_t dlrs_order_at(const dlrs_order *order, uint64_t position);
 
+/* The indices at `count` positions from `first` on, into `indices`; the caller has checked first + count <= length.
+ * Several times faster than one by one. */
+void dlrs_order_fill(const dlrs_order *order, uint64_t first, size_t count, uint64_t *indices);
+
 /* The position of `index`, the inverse of the above; the caller has checked index < length. O(length) for a
  * table: it is there for tests and tools. */
 uint64_t dlrs_order_find(const dlrs_order *order, uint64_t index);

@@ -12,6 +12,7 @@ cdef extern from "_order.h" nogil:
 
     bint dlrs_order_init(dlrs_order *order, uint64_t length, uint64_t seed, uint64_t epoch)
     uint64_t dlrs_order_at(const dlrs_order *order, uint64_t position)
+    void dlrs_order_fill(const dlrs_order *order, uint64_t first, size_t count, uint64_t *indices)
     uint64_t dlrs_order_find(const dlrs_order *order, uint64_t index)
     void dlrs_order_free(dlrs_order *order)
 

@@ -1,9 +1,21 @@
 # cython: language_level=3, freethreading_compatible=True
 """The shuffled order of ``_order.c`` as a Python sequence."""
 cimport cython
+from cpython.list cimport PyList_New
+from cpython.object cimport PyObject
 from libc.stdint cimport INT64_MAX, uint64_t
 
+
+cdef extern from "Python.h":
+    PyObject *PyLong_FromLongLong(long long value) except NULL
+    void PyList_SET_ITEM(object target, Py_ssize_t position, PyObject *item)
+
+
 VERSION = DLRS_ORDER_VERSION
+
+# Indices that are computed at a time.
+cdef enum:
+    PIECE = 256
 
 
 @cython.final
@@ -41,7 +53,10 @@ cdef class ShuffledOrder:
     def __getitem__(self, key):
         cdef uint64_t i
         if isinstance(key, slice):
-            return [dlrs_order_at(&self.order, i) for i in range(*key.indices(self.order.length))]
+            start, stop, step = key.indices(self.order.length)
+            if step == 1:
+                return self.piece(start, max(stop - start, 0))
+            return [dlrs_order_at(&self.order, i) for i in range(start, stop, step)]
         position = key if key >= 0 else key + len(self)
         if not 0 <= position < len(self):
             raise IndexError(f"position must be in 0 .. {len(self) - 1}, got {key}")
@@ -54,5 +69,16 @@ cdef class ShuffledOrder:
         return dlrs_order_find(&self.order, index)
 
     cdef list piece(self, uint64_t first, uint64_t count):
-        cdef uint64_t i
-        return [dlrs_order_at(&self.order, i) for i in range(first, first + count)]
+        cdef uint64_t indices[PIECE]
+        cdef uint64_t done = 0
+        cdef uint64_t at
+        cdef size_t i
+        cdef size_t num_indices
+        cdef list result = PyList_New(count)
+        while done < count:
+            num_indices = min(count - done, <uint64_t>PIECE)
+            dlrs_order_fill(&self.order, first + done, num_indices, indices)
+            for i in range(num_indices):
+                PyList_SET_ITEM(result, done + i, PyLong_FromLongLong(<long long>indices[i]))
+            done += num_indices
+        return result

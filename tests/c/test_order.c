@@ -297,6 +297,30 @@ static void test_every_index_comes_once(void)
     }
 }
 
+static void check_filled(const dlrs_order *order, uint64_t first, size_t count)
+{
+    uint64_t indices[200];
+    indices[count] = UINT64_MAX;
+    dlrs_order_fill(order, first, count, indices);
+    for (size_t i = 0; i < count; i++)
+        CHECK(indices[i] == dlrs_order_at(order, first + i));
+    CHECK(indices[count] == UINT64_MAX); /* nothing beyond */
+}
+
+static void test_many_indices_are_those_that_come_one_by_one(void)
+{
+    for (size_t k = 0; k < COUNT(all_lengths); k++) {
+        uint64_t length = all_lengths[k];
+        dlrs_order order = nth_order(length, k);
+        for (size_t count = 0; count < 200 && count <= length; count++) {
+            check_filled(&order, 0, count);
+            check_filled(&order, (length - count) / 3, count);
+            check_filled(&order, length - count, count);
+        }
+        dlrs_order_free(&order);
+    }
+}
+
 static void test_index_is_found_where_it_stands(void)
 {
     for (uint64_t length = 1; length <= 300; length++) {
@@ -742,6 +766,7 @@ static const struct test {
     TEST(test_orders_are_those_of_this_version),
     TEST(test_ten_items_come_in_the_published_order),
     TEST(test_every_index_comes_once),
+    TEST(test_many_indices_are_those_that_come_one_by_one),
     TEST(test_index_is_found_where_it_stands),
     TEST(test_order_of_nothing_and_of_one_item),
     TEST(test_order_may_be_freed_twice),
