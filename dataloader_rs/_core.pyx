@@ -219,9 +219,14 @@ cdef int64_t failed_position(iterator, uint64_t count) noexcept:
 
 
 cdef list checked_samples(samples, uint64_t count):
-    # An iterable that does not end is too long as well, and is not read for ever to find that out.
+    # A copy, as the dataset may keep its own. An iterable that does not end is too long as well, and is not read for
+    # ever to find that out.
     cdef uint64_t most = 2 * count + 1000
-    cdef list result = list(islice(samples, most))
+    cdef list result
+    if type(samples) is list and <uint64_t>len(samples) == count:
+        result = (<list>samples)[:]
+    else:
+        result = list(islice(samples, most))
     if <uint64_t>len(result) != count:
         raise ValueError(f"__getitems__ must return one sample for each index: got "
                          f"{'at least ' if <uint64_t>len(result) == most else ''}{len(result)} samples "
