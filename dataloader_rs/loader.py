@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import operator
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -11,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from dataloader_rs._core import Counter, PyDataloaderIter, Recipe, start_epoch
 from dataloader_rs._shuffle import ShuffledOrder
+from dataloader_rs.arguments import checked_count, checked_flag, checked_integer
 from dataloader_rs.dataset import PyDataset, dataset_name, fetch_many_of, indexed_object
 from dataloader_rs.errors import not_the_end, shown
 from dataloader_rs.pools import LoaderPools
@@ -99,16 +99,16 @@ class PyDataloader(Generic[B_co]):
         if not isinstance(dataset, PyDataset):
             raise TypeError(f"dataset must be a PyDataset (PyDatasetBase), got {type(dataset).__name__}: subclass "
                             f"dataloader_rs.PyDataset, or wrap the object with PyDataset.of(obj)")
-        batch_size = _count("batch_size", batch_size, least=1)
-        prefetch_depth = _count("prefetch_depth", prefetch_depth, least=1)
-        num_workers = _count("num_workers", num_workers, least=0)
-        items_in_parallel = _count("items_in_parallel", items_in_parallel, least=1)
-        shuffle = _flag("shuffle", shuffle)
-        drop_last = _flag("drop_last", drop_last)
-        defer_refcount = _flag("defer_refcount", defer_refcount)
-        adaptive = _flag("adaptive", adaptive)
+        batch_size = checked_count("batch_size", batch_size, least=1)
+        prefetch_depth = checked_count("prefetch_depth", prefetch_depth, least=1)
+        num_workers = checked_count("num_workers", num_workers, least=0)
+        items_in_parallel = checked_count("items_in_parallel", items_in_parallel, least=1)
+        shuffle = checked_flag("shuffle", shuffle)
+        drop_last = checked_flag("drop_last", drop_last)
+        defer_refcount = checked_flag("defer_refcount", defer_refcount)
+        adaptive = checked_flag("adaptive", adaptive)
         if seed is not None:
-            seed = _integer("seed", seed)
+            seed = checked_integer("seed", seed)
         if collate_fn is not None and not callable(collate_fn):
             raise TypeError(f"collate_fn must be callable or None, got {shown(collate_fn)}")
         if sampler is not None and not _is_iterable(sampler):
@@ -235,29 +235,6 @@ DEFAULTS = {parameter.name: parameter.default
             if parameter.default is not parameter.empty}
 ARGUMENTS = frozenset(DEFAULTS) | {"dataset"}
 RUNTIME = frozenset({"_recipe", "_order_seed", "_epochs", "_pools"})
-
-
-def _integer(name: str, value: object) -> int:
-    if isinstance(value, bool):
-        raise TypeError(f"{name} must be an integer, got {value}")
-    try:
-        return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise TypeError(f"{name} must be an integer, got {shown(value)} ({type(value).__name__})") from None
-
-
-def _count(name: str, value: object, least: int) -> int:
-    count = _integer(name, value)
-    if count < least:
-        raise ValueError(f"{name} must be {'>= 0' if least == 0 else '> 0'}, got {shown(count)}")
-    return count
-
-
-def _flag(name: str, value: object) -> bool:
-    # NumPy's own bool is none of Python's, and comparing numbers makes one easily.
-    if isinstance(value, bool) or (type(value).__module__, type(value).__name__[:4]) == ("numpy", "bool"):
-        return bool(value)
-    raise TypeError(f"{name} must be True or False, got {shown(value)} ({type(value).__name__})")
 
 
 def _is_iterable(value: object) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from dataloader_rs._share import FREE_THREADED, defer, is_immortal, is_instance, make_immortal
-from dataloader_rs.loader import _flag
+from dataloader_rs.arguments import checked_flag
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ def share(obj: T, *, immortal: bool = False) -> T:
     >>> share(vocabulary, immortal=True) is vocabulary
     True
     """
-    immortal = _flag("immortal", immortal)
+    immortal = checked_flag("immortal", immortal)
     if FREE_THREADED:
         walk(obj, defer, make_immortal if immortal else None)
     return obj

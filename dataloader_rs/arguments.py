@@ -1,0 +1,30 @@
+"""Checks of arguments: what an argument may be, and the error that names it, the rule and the value."""
+
+from __future__ import annotations
+
+import operator
+
+from dataloader_rs.errors import shown
+
+
+def checked_integer(name: str, value: object) -> int:
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, got {value}")
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {shown(value)} ({type(value).__name__})") from None
+
+
+def checked_count(name: str, value: object, least: int) -> int:
+    count = checked_integer(name, value)
+    if count < least:
+        raise ValueError(f"{name} must be {'>= 0' if least == 0 else '> 0'}, got {shown(count)}")
+    return count
+
+
+def checked_flag(name: str, value: object) -> bool:
+    # NumPy's own bool is none of Python's, and comparing numbers makes one easily.
+    if isinstance(value, bool) or (type(value).__module__, type(value).__name__[:4]) == ("numpy", "bool"):
+        return bool(value)
+    raise TypeError(f"{name} must be True or False, got {shown(value)} ({type(value).__name__})")
