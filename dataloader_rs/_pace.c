@@ -71,18 +71,19 @@ static void begin_step(dlrs_pace *pace, uint64_t now_ns)
         begin_segment(pace, now_ns);
 }
 
-/* Do the workers, all together, keep so many processors busy? */
+/* Do the workers, all together, keep so many processors busy? True if that is not known. */
 static bool are_busy(const dlrs_pace *pace, double processors)
 {
     return pace->all_busy_ns >= (double)pace->timed_ns * processors;
 }
 
-/* Workers that lose less than a third of their time to waiting for one lock get more done than fewer of them would.
- * Without such a lock they may be run all the time and still hinder each other. */
+/* Workers with a processor each that lose less than a third of their time to waiting for one lock get more done than
+ * fewer of them would. Without such a lock they may be run all the time and still hinder each other. True if that is not
+ * known. */
 static bool run_side_by_side(const dlrs_pace *pace)
 {
-    unsigned could_run = pace->best < pace->num_processors ? pace->best : pace->num_processors;
-    return pace->exclusive && could_run > 1 && are_busy(pace, SIDE_BY_SIDE * could_run);
+    return pace->exclusive && pace->best > 1 && pace->best <= pace->num_processors
+           && are_busy(pace, SIDE_BY_SIDE * pace->best);
 }
 
 /* How many reports a segment takes, beside the first of each worker. */
@@ -176,14 +177,10 @@ void dlrs_pace_report(dlrs_pace *pace, dlrs_pace_worker *worker, uint64_t items,
         pace->reported_ns += elapsed_ns;
         if (now_ns < pace->trial_due_ns || dlrs_pace_is_stalled(pace, now_ns))
             return;
-        if (pace->timed_ns == 0) { /* no worker has told yet how busy it is */
-            end_trial(pace, now_ns + FIRST_TRIAL_NS);
-            return;
-        }
         if (!are_busy(pace, WAITING))
             pace->best = pace->most;
         if (are_rare(pace, awake) || !are_busy(pace, WORKING) || run_side_by_side(pace))
-            end_trial(pace, now_ns + PERIOD_NS);
+            end_trial(pace, now_ns + (pace->timed_ns == 0 ? FIRST_TRIAL_NS : PERIOD_NS));
         else
             begin_trial(pace, now_ns);
         pace->timed_ns = pace->reported_ns = pace->reports = 0;

@@ -169,8 +169,8 @@ static void test_workers_that_run_side_by_side_are_left_alone(void)
     workers w;
     for (unsigned num = 2; num <= 8; num *= 2) {
         workers_init(&w, num);
-        dlrs_pace_init(&w.pace, num, 2, true);
-        w.busy = 1.5 / num;
+        dlrs_pace_init(&w.pace, num, num, true);
+        w.busy = 0.75;
         work(&w, parallel, 5 * SECOND);
         CHECK(w.mean_limit == num);
     }
@@ -181,7 +181,18 @@ static void test_workers_that_run_side_by_side_are_left_alone(void)
     CHECK(work(&w, fighting, 5 * SECOND) > 0.97 * ideal(fighting, 1));
 }
 
-static void test_nothing_is_tried_before_workers_tell_how_busy_they_are(void)
+static void test_more_workers_than_processors_are_tried_with_fewer_of_them(void)
+{
+    for (unsigned exclusive = 0; exclusive < 2; exclusive++) {
+        workers w;
+        workers_init(&w, 8);
+        dlrs_pace_init(&w.pace, 8, 2, exclusive);
+        work(&w, on_two_cores, SECOND);
+        CHECK(w.pace.best == 2);
+    }
+}
+
+static void test_workers_with_a_processor_each_are_not_tried_before_they_tell_how_busy_they_are(void)
 {
     dlrs_pace pace;
     dlrs_pace_worker pace_of = {0};
@@ -296,7 +307,8 @@ int main(int argc, char **argv)
     RUN(test_fighting_workers_are_parked);
     RUN(test_parallel_workers_lose_about_a_percent);
     RUN(test_workers_that_run_side_by_side_are_left_alone);
-    RUN(test_nothing_is_tried_before_workers_tell_how_busy_they_are);
+    RUN(test_more_workers_than_processors_are_tried_with_fewer_of_them);
+    RUN(test_workers_with_a_processor_each_are_not_tried_before_they_tell_how_busy_they_are);
     RUN(test_items_that_wait_are_left_alone);
     RUN(test_too_many_for_the_processors_cost_nothing);
     RUN(test_where_it_makes_no_difference_nothing_is_lost);
