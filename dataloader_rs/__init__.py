@@ -1,12 +1,13 @@
 """A DataLoader whose workers are C threads.
 
-The files, in the order of the data: ``dataset.py`` (what a dataset answers), ``sampler.py`` (the order of the user's
-indices), ``_shuffle.pyx`` and ``_order.c`` (the order of a shuffle), ``loader.py`` (the loader and its epochs) with
-``arguments.py`` (checks), ``pools.py`` (when threads start), ``_reorder.c`` (the ring of slots) and ``_pool.c`` (the
-threads that fill it), ``_core.pyx`` with ``_bridge.h`` and ``_freethreading.h`` (the bridge between the two and Python,
-and the iterator), ``threads.py`` (what makes a worker look like a Python thread), ``fetch.py`` (how items are asked
-for), ``errors.py`` (how an exception of user code comes out), ``sharing.py`` with ``_share.pyx`` (lookup tables that
-all threads read).
+The files, in the order of the data: ``dataset.py`` (what a dataset answers), ``stream.py`` (datasets that are
+iterated), ``sampler.py`` (the order of the user's indices), ``_shuffle.pyx`` and ``_order.c`` (the order of a shuffle),
+``loader.py`` (the loader and its epochs) with ``arguments.py`` (checks), ``pools.py`` (when threads start),
+``_reorder.c`` (the ring of slots) and ``_pool.c`` (the threads that fill it), ``_core.pyx`` with ``_bridge.h`` and
+``_freethreading.h`` (the bridge between the two and Python, and the iterator), ``threads.py`` (what makes a worker look
+like a Python thread), ``fetch.py`` (how items are asked for), ``errors.py`` (how an exception of user code comes out),
+``stuck.py`` (what a batch that does not come waits for), ``sharing.py`` with ``_share.pyx`` (lookup tables that all
+threads read).
 """
 
 from importlib.metadata import PackageNotFoundError
@@ -14,10 +15,13 @@ from importlib.metadata import version as _version
 
 from dataloader_rs._core import PyDataloaderIter
 from dataloader_rs.dataset import PyDataset, PyDatasetBase
+from dataloader_rs.errors import BatchTimeoutError
 from dataloader_rs.loader import PyDataloader
 from dataloader_rs.sharing import share
+from dataloader_rs.stream import PyIterableDataset
 
-__all__ = ["PyDataloader", "PyDataloaderIter", "PyDataset", "PyDatasetBase", "share"]
+__all__ = ["BatchTimeoutError", "PyDataloader", "PyDataloaderIter", "PyDataset", "PyDatasetBase", "PyIterableDataset",
+           "share"]
 
 
 def __getattr__(name: str) -> str:

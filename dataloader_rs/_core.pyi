@@ -1,5 +1,5 @@
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, Protocol, TypeVar, final
 
 from dataloader_rs._shuffle import ShuffledOrder
@@ -33,6 +33,11 @@ class Recipe:
         prefetch_depth: int,
         items_in_parallel: int,
         defer_refcount: bool,
+        *,
+        batched: bool = True,
+        drop_last: bool = False,
+        in_order: bool = True,
+        timeout: float = 0,
     ) -> None: ...
 
 @final
@@ -56,4 +61,11 @@ def start_epoch(
     source: range | ShuffledOrder | array[int] | list[int],
     num_items: int,
     stream: _Stream | None,
+) -> PyDataloaderIter[Any]: ...
+def start_stream(
+    recipe: Recipe,
+    pool: WorkerPool,
+    readers: list[Iterator[Any]],
+    num_items: int | None,
+    on_end: Callable[[int], None],
 ) -> PyDataloaderIter[Any]: ...

@@ -31,8 +31,9 @@ from libc.string cimport strerror
 from dataloader_rs._pool cimport *
 from dataloader_rs._shuffle cimport ShuffledOrder
 
-from dataloader_rs.errors import explain, interrupted, not_the_end
+from dataloader_rs.errors import explain, explain_stream, interrupted, not_the_end
 from dataloader_rs.fetch import fetch_run_for
+from dataloader_rs.stuck import timeout_error
 from dataloader_rs.threads import adopt_thread, forget_thread, hold_for_fork, release_in_child, release_in_parent
 
 
@@ -61,6 +62,9 @@ cdef extern from "_bridge.h":
     PyObject *dlrs_fetch(PyObject *fetch, PyObject *dataset, PyObject *run)
     int dlrs_pass_on() except -1
 
+cdef extern from "_platform.h" nogil:
+    uint64_t dlrs_now_ns()
+
 cdef extern from "_freethreading.h":
     void dlrs_defer_refcount(object obj)
     void dlrs_disown(PyObject *batch, PyObject *array_type)
@@ -88,6 +92,9 @@ cdef int EXIT_CHECKS = 20
 
 # Longer lists of indices are cut in the note of an error.
 cdef uint64_t NOTED_INDICES = 100
+
+# A batch sampler is drawn from at iter() as far as workers may fetch ahead, and no further than this.
+cdef uint64_t DRAWN_AHEAD = 1024
 
 
 def process_generation():
@@ -118,10 +125,20 @@ cdef class Recipe:
     fetch_many : callable or None
         ``fetch_many(list of int) -> iterable of samples``, used for whole batches instead of single items.
     collate_fn : callable or None
-    batch_size, num_workers, prefetch_depth, items_in_parallel : int
-        As checked by the loader; the first three are at most 2**63 - 1.
+    batch_size : int
+        1 .. 2**63 - 1; or 0 if each batch has a size of its own.
+    num_workers, prefetch_depth, items_in_parallel : int
+        As checked by the loader; the first two are at most 2**63 - 1.
     defer_refcount : bool
         Whether to defer the reference counting of the three objects, see ``_freethreading.h``.
+    batched : bool
+        False: a batch is its one sample, not a list of it.
+    drop_last : bool
+        For streams: leave out a last batch that is smaller than `batch_size`.
+    in_order : bool
+        False: batches come in the order in which they get ready.
+    timeout : float
+        How long to wait for a batch of the workers, in seconds; 0 is for ever.
     """
 
     cdef object dataset
@@ -132,15 +149,24 @@ cdef class Recipe:
     cdef uint64_t capacity
     cdef uint64_t num_workers
     cdef uint64_t items_in_parallel
+    cdef bint batched
+    cdef bint drop_last
+    cdef bint in_order
+    cdef double timeout
     cdef readonly unsigned num_threads
 
     def __cinit__(self, dataset, fetch_many, collate_fn, uint64_t batch_size, uint64_t num_workers,
-                  uint64_t prefetch_depth, uint64_t items_in_parallel, bint defer_refcount):
+                  uint64_t prefetch_depth, uint64_t items_in_parallel, bint defer_refcount, *, bint batched=True,
+                  bint drop_last=False, bint in_order=True, double timeout=0):
         self.dataset = dataset
-        self.fetch_many = fetch_many if items_in_parallel == 1 else None
+        self.fetch_many = fetch_many if items_in_parallel == 1 and batched else None
         self.collate_fn = collate_fn
         self.fetch_run = fetch_run_for(dataset)
         self.batch_size = batch_size
+        self.batched = batched
+        self.drop_last = drop_last
+        self.in_order = in_order
+        self.timeout = timeout
         self.num_workers = num_workers
         self.items_in_parallel = items_in_parallel
         # Without workers nothing is fetched ahead: there may be a pool, for the items of the caller's own batch.
@@ -170,18 +196,23 @@ cdef class _Failure:
     cdef object error
     cdef int64_t position   # of the item in its batch; -1 when the batch failed as a whole
     cdef int64_t worker     # its number; -1 for the calling thread
+    cdef int64_t samples_lost   # that a stream had given for this batch before it failed; -1 if it did not fail
 
     @staticmethod
     cdef _Failure of(error, int64_t position):
         cdef _Failure failure = _Failure.__new__(_Failure)
         failure.error = error
         failure.position = position
-        failure.worker = -1
+        failure.worker = failure.samples_lost = -1
         return failure
 
 
 # A worker must leave an outcome even when there is no memory to make one.
 cdef _Failure OUT_OF_MEMORY = _Failure.of(MemoryError("no memory for the outcome of a batch"), -1)
+
+
+# Stands in a slot that no batch came to: a part of a stream had ended before.
+cdef object NOTHING = object()
 
 
 cdef object failure_or_out_of_memory(error):
@@ -251,6 +282,8 @@ cdef class _Epoch:
     cdef bint source_is_array
     cdef uint64_t source_batches
     cdef dict drawn                 # number of a later batch: list of its indices; the consumer adds and removes
+    cdef list readers               # of a stream: the iterator of each lane, None once it has ended; else None
+    cdef uint64_t num_read          # samples of a stream
     cdef object context             # what was current at iter(); the calling thread works in it itself
     cdef list contexts              # a copy for each worker
     cdef object array_type          # numpy.ndarray if NumPy is there, for dlrs_disown; else None
@@ -294,13 +327,57 @@ cdef class _Epoch:
             samples = self.fetch_many(batch, count)
         elif count == 1:
             samples = self.make_item(batch, 0)
-            if type(samples) is not _Failure:
+            if self.recipe.batched and type(samples) is not _Failure:
                 samples = [samples]
         else:
             samples = self.fetch(worker, batch, count)
         if type(samples) is _Failure:
             return samples
         return self.collated(samples)
+
+    cdef object read(self, uint64_t lane, bint *ended):
+        """Read the samples of one batch of a stream: a list, or a `_Failure`, or None when there are no more.
+
+        `ended`: whether the lane came to its end by this.
+        """
+        cdef list samples = []
+        cdef _Failure failure
+        cdef object reader = self.readers[lane]
+        ended[0] = False
+        if reader is None:
+            return None
+        try:
+            samples.extend(islice(reader, self.recipe.batch_size))
+        except BaseException as error:
+            failure = _Failure.of(error, -1)
+            failure.samples_lost = len(samples)
+            return failure
+        dlrs_fetch_add(&self.num_read, <uint64_t>len(samples))
+        if <uint64_t>len(samples) < self.recipe.batch_size:
+            ended[0] = True
+            self.readers[lane] = None
+            if not samples or self.recipe.drop_last:
+                return None
+        return samples
+
+    cdef object read_on_worker(self, dlrs_worker *worker, const dlrs_run *run):
+        """The next batch of a stream, or a `_Failure`, or NOTHING; others may read on before it is collated."""
+        cdef bint ended = False
+        cdef bint failed = True
+        cdef object samples
+        try:
+            samples = self.read(run.batch % <uint64_t>len(self.readers), &ended)
+            failed = type(samples) is _Failure
+        finally:
+            dlrs_worker_leave_lane(worker, run, ended, failed)
+        return self.made_of(samples)
+
+    cdef object made_of(self, samples):
+        if samples is None:
+            return NOTHING
+        if type(samples) is _Failure:
+            return samples
+        return self.collated(samples if self.recipe.batched else samples[0])
 
     cdef object fetch_many(self, uint64_t batch, uint64_t count):
         try:
@@ -354,25 +431,28 @@ cdef class _Epoch:
         cdef dlrs_slot *slot = run.slot
         cdef list samples = []
         cdef uint64_t i
-        cdef object outcome = None
+        cdef object outcome
         try:
             for i in range(slot.started):
                 samples.append(<object>slot.results[i])
             if slot.failed_at != DLRS_NO_ITEM:
-                outcome = samples[slot.failed_at]
+                return samples[slot.failed_at]
         finally:
             for i in range(slot.started):
                 Py_DECREF(<object>slot.results[i])
-        if outcome is None and dlrs_run_is_wanted(run):
-            # Without workers, collate_fn belongs to the calling thread.
-            outcome = self.collated(samples) if self.recipe.num_workers > 0 else samples
-        return outcome
+        if not dlrs_run_is_wanted(run):
+            return None
+        outcome = samples if self.recipe.batched else samples[0]
+        # Without workers, collate_fn belongs to the calling thread.
+        return self.collated(outcome) if self.recipe.num_workers > 0 else outcome
 
     cdef object run_outcome(self, dlrs_worker *worker, const dlrs_run *run):
         """Do a run on a worker: the batch, or the sample if the run is a single item, or a `_Failure`."""
         try:
             if run.singly:
                 outcome = self.make_item(run.batch, run.position)
+            elif self.readers is not None:
+                outcome = self.read_on_worker(worker, run)
             else:
                 outcome = self.make_batch(worker, run.batch, run.batch_items)
         except MemoryError:
@@ -680,6 +760,8 @@ cdef class PyDataloaderIter:
     cdef uint64_t num_batches   # known so far
     cdef uint64_t offered       # batches that the pool may work on
     cdef uint64_t taken         # batches delivered, or failed
+    cdef uint64_t batch         # number of the one that was taken last
+    cdef object on_end          # of a stream: on_end(number of samples that it gave)
     cdef object __weakref__
 
     __class_getitem__ = classmethod(GenericAlias)
@@ -695,9 +777,10 @@ cdef class PyDataloaderIter:
 
     def __len__(self):
         if dlrs_load(&self.active) and not dlrs_load(&self.complete):
-            raise TypeError("the number of batches left is not known: the sampler has no length, "
+            raise TypeError("the number of batches left is not known: the sampler or stream has no length, "
                             "and its end has not been seen")
-        return dlrs_load(&self.num_batches) - dlrs_load(&self.taken)
+        taken = dlrs_load(&self.taken)
+        return max(dlrs_load(&self.num_batches), taken) - taken
 
     def __next__(self):
         if not dlrs_try_set(&self.busy):
@@ -719,6 +802,17 @@ cdef class PyDataloaderIter:
         cdef object outcome
         if not self.active:
             raise StopIteration
+        if self.epoch.readers is not None:
+            self.check_usable()
+            outcome = self.next_of_stream()
+        else:
+            outcome = self.next_of_indices()
+        if type(outcome) is _Failure:
+            self.fail(<_Failure>outcome)
+        self.drop_indices()
+        return outcome
+
+    cdef object next_of_indices(self):
         if self.complete and self.taken == self.num_batches:
             self.end()
         self.check_usable()
@@ -727,14 +821,13 @@ cdef class PyDataloaderIter:
             if self.taken == self.num_batches:
                 self.end()
         if self.epoch.epoch_ptr == NULL:
-            outcome = self.make()
-        elif self.epoch.recipe.num_workers > 0:
-            outcome = self.take()
-        else:
-            outcome = self.take_own()
-        if type(outcome) is _Failure:
-            self.fail(<_Failure>outcome)
-        self.drop_indices()
+            return self.make()
+        return self.take() if self.epoch.recipe.num_workers > 0 else self.take_own()
+
+    cdef object next_of_stream(self):
+        cdef object outcome = NOTHING
+        while outcome is NOTHING:
+            outcome = self.take() if self.epoch.epoch_ptr != NULL else self.make()
         return outcome
 
     cdef int check_usable(self) except -1:
@@ -770,20 +863,28 @@ cdef class PyDataloaderIter:
         self.stream_error = interrupted(error)
         return dlrs_raise(error)
 
-    cdef void offer(self, uint64_t end) noexcept:
+    cdef int offer(self, uint64_t end) except -1:
         """Let the pool work on all batches before number `end`."""
         cdef uint64_t first = self.offered * self.epoch.recipe.batch_size
         cdef uint64_t last = self.num_items
+        while self.epoch.recipe.batch_size == 0 and self.offered < end:
+            if dlrs_epoch_offer_batch(self.epoch.epoch_ptr, self.batch_items(self.offered)) == DLRS_NO_MEMORY:
+                raise MemoryError("no memory for one more batch of the batch_sampler")
+            self.offered += 1
         if end < self.num_batches:
             last = end * self.epoch.recipe.batch_size
         if end > self.offered:
             dlrs_epoch_offer(self.epoch.epoch_ptr, last - first, end == self.num_batches)
             self.offered = end
+        return 0
 
     cdef int end(self) except -1:
         """Raise what comes after the last batch."""
         error, self.stream_error = self.stream_error, None
         self.finish()
+        if self.epoch.readers is not None:
+            self.num_batches = self.taken
+            self.on_end(self.epoch.num_read)
         if error is not None:
             dlrs_raise(error)
         raise StopIteration
@@ -810,32 +911,42 @@ cdef class PyDataloaderIter:
             dlrs_epoch_free(epoch_ptr)
             Py_DECREF(self.epoch)
 
-    cdef void count_taken(self) noexcept:
+    cdef void count_taken(self, uint64_t batch) noexcept:
         # Together with the C half, before anything can be raised: the two counts must never part.
         dlrs_store(&self.taken, self.taken + 1)
+        self.batch = batch
 
     cdef void drop_indices(self) noexcept:
         if self.stream is not None:
-            self.epoch.drawn.pop(self.taken - 1, None)
+            self.epoch.drawn.pop(self.batch, None)
 
-    cdef uint64_t batch_items(self, uint64_t batch) noexcept:
-        cdef uint64_t left = self.num_items - batch * self.epoch.recipe.batch_size
-        return min(left, self.epoch.recipe.batch_size)
+    cdef uint64_t batch_items(self, uint64_t batch) except? 0:
+        if self.epoch.recipe.batch_size == 0:
+            return len(self.epoch.drawn[batch])
+        return min(self.num_items - batch * self.epoch.recipe.batch_size, self.epoch.recipe.batch_size)
+
+    cdef list noted_indices(self, uint64_t batch, int64_t position):
+        """The index at that position of the batch, or, if it is -1, those of its first items."""
+        if position >= 0:
+            return list(self.epoch.indices(batch, position, 1))
+        return list(self.epoch.indices(batch, 0, min(self.batch_items(batch), NOTED_INDICES)))
 
     cdef int fail(self, _Failure failure) except -1:
         """Raise the exception of the batch that was taken last, with a note that tells where it comes from."""
-        cdef uint64_t batch = self.taken - 1
-        cdef uint64_t num_items = self.batch_items(batch)
+        cdef uint64_t batch = self.batch
         cdef object error = failure.error
         if failure is OUT_OF_MEMORY:
             error = MemoryError("no memory for the outcome of a batch")
+        if failure.samples_lost >= 0:
+            self.finish()   # a stream that failed cannot be read on
+            self.num_batches = self.taken
         try:
             error = not_the_end(error)
-            if failure.position >= 0:
-                indices = list(self.epoch.indices(batch, failure.position, 1))
+            if self.epoch.readers is not None:
+                explain_stream(error, batch, failure.worker, failure.samples_lost)
             else:
-                indices = list(self.epoch.indices(batch, 0, min(num_items, NOTED_INDICES)))
-            explain(error, indices, num_items, failure.position, batch, failure.worker)
+                explain(error, self.noted_indices(batch, failure.position), self.batch_items(batch), failure.position,
+                        batch, failure.worker)
         except Exception:
             pass    # no memory, or no room on the stack: the error is worth more than the note
         except BaseException as interrupt:
@@ -852,27 +963,65 @@ cdef class PyDataloaderIter:
     cdef object make(self):
         """Make the next batch in the calling thread."""
         cdef uint64_t batch = self.taken
+        cdef bint ended
         PyContext_Enter(self.epoch.context)
         try:
-            self.count_taken()
-            return self.epoch.make_batch(NULL, batch, self.batch_items(batch))
+            if self.epoch.readers is None:
+                self.count_taken(batch)
+                return self.epoch.make_batch(NULL, batch, self.batch_items(batch))
+            samples = self.epoch.read(0, &ended)
+            if samples is not None:
+                self.count_taken(batch)
+                return self.epoch.made_of(samples)
         finally:
             PyContext_Exit(self.epoch.context)
+        self.end()
 
     cdef object take(self):
         """Wait for the outcome of the next batch, and take it out of the reorder buffer."""
         cdef dlrs_epoch *epoch_ptr = self.epoch.epoch_ptr
         cdef void *outcome = NULL
+        cdef uint64_t batch = 0
         cdef dlrs_status status
+        cdef double left = self.epoch.recipe.timeout
+        cdef uint64_t wait_ns = SIGNAL_CHECK_NS
+        cdef uint64_t began_ns = 0
         while True:
-            status = dlrs_epoch_take(epoch_ptr, &outcome)
+            status = dlrs_epoch_take(epoch_ptr, &outcome, &batch)
             if status != DLRS_NOT_READY:
-                return self.taken_outcome(status, outcome)
+                return self.taken_outcome(status, outcome, batch)
+            if self.epoch.recipe.timeout > 0:
+                if began_ns == 0:
+                    began_ns = dlrs_now_ns()
+                left = self.epoch.recipe.timeout - 1e-9 * <double>(dlrs_now_ns() - began_ns)
+                if left <= 0:
+                    self.raise_timeout()
+                wait_ns = SIGNAL_CHECK_NS if left > 1 else min(SIGNAL_CHECK_NS, <uint64_t>(left * 1e9) + 1)
             with nogil:
-                status = dlrs_epoch_wait(epoch_ptr, SIGNAL_CHECK_NS)
+                status = dlrs_epoch_wait(epoch_ptr, wait_ns)
             dlrs_epoch_attached(epoch_ptr)
             if status == DLRS_NOT_READY:
                 PyErr_CheckSignals()
+            elif status == DLRS_END:
+                self.end()
+
+    cdef int raise_timeout(self) except -1:
+        """Tell what the batch that does not come waits for; it may be waited for again."""
+        cdef unsigned worker = 0
+        cdef dlrs_run run
+        cdef int64_t position = -1
+        cdef object indices = None
+        cdef uint64_t num_items = 0
+        cdef object timeout = self.epoch.recipe.timeout
+        if not dlrs_epoch_find_worker(self.epoch.epoch_ptr, &worker, &run):
+            raise timeout_error(timeout)
+        if self.epoch.readers is None:
+            if run.singly or run.num_items == 1:
+                position = run.position
+            indices = self.noted_indices(run.batch, position)
+            num_items = self.batch_items(run.batch)
+        raise timeout_error(timeout, run.batch, indices, num_items, position, worker,
+                            f"dlrs-{self.pool.pool_id}-{worker}")
 
     cdef object take_own(self):
         """The same without workers: threads fetch the items, and the batch is finished in the calling thread.
@@ -882,6 +1031,7 @@ cdef class PyDataloaderIter:
         """
         cdef dlrs_epoch *epoch_ptr = self.epoch.epoch_ptr
         cdef void *outcome = NULL
+        cdef uint64_t batch = 0
         cdef dlrs_status status = DLRS_NOT_READY
         cdef object interrupt = None
         self.offer(self.taken + 1)
@@ -897,22 +1047,23 @@ cdef class PyDataloaderIter:
             raise interrupt
         PyContext_Enter(self.epoch.context)
         try:
-            status = dlrs_epoch_take(epoch_ptr, &outcome)
-            samples = self.taken_outcome(status, outcome)
+            status = dlrs_epoch_take(epoch_ptr, &outcome, &batch)
+            samples = self.taken_outcome(status, outcome, batch)
             if type(samples) is _Failure:
                 return samples
             return self.epoch.collated(samples)
         finally:
             PyContext_Exit(self.epoch.context)
 
-    cdef object taken_outcome(self, dlrs_status status, void *outcome):
+    cdef object taken_outcome(self, dlrs_status status, void *outcome, uint64_t batch):
         if status == DLRS_OK:
-            self.count_taken()
+            if outcome != <void *>NOTHING:
+                self.count_taken(batch)
             result = <object>outcome
             Py_DECREF(result)
             return result
         if status == DLRS_LOST:
-            self.count_taken()
+            self.count_taken(batch)
             return OUT_OF_MEMORY
         if status == DLRS_NO_WORKER:
             raise MemoryError("a worker thread could not be made known to the interpreter")
@@ -921,7 +1072,7 @@ cdef class PyDataloaderIter:
 
 
 def start_epoch(Recipe recipe not None, WorkerPool pool not None, source, uint64_t num_items, stream):
-    """Start an epoch and return its iterator.
+    """Start an epoch over indices and return its iterator.
 
     Parameters
     ----------
@@ -929,39 +1080,90 @@ def start_epoch(Recipe recipe not None, WorkerPool pool not None, source, uint64
     pool : WorkerPool
         With ``recipe.num_threads`` threads.
     source : range, ShuffledOrder, array('q') or list
-        Indices of the first `num_items` items. Never changed from here on.
+        Indices of the first `num_items` items. Never changed from here on. Empty where batches have sizes of their own.
     num_items : int
         How many of them make up batches; without a stream the last batch may be short.
     stream : object or None
-        ``stream.draw()`` returns a list of further batches (lists of indices; only the last of all may be short) and
-        sets ``stream.ended``, and ``stream.error`` to what ended it early or None.
+        ``stream.draw()`` returns a list of further batches (lists of indices; only the last of all may be short, where
+        the batch size is given) and sets ``stream.ended``, and ``stream.error`` to what ended it early or None.
 
     Raises
     ------
     RuntimeError, MemoryError
     """
-    cdef PyDataloaderIter iterator = PyDataloaderIter.__new__(PyDataloaderIter)
     cdef _Epoch epoch = _Epoch.__new__(_Epoch)
-    cdef PyObject *current = dlrs_get_current_epoch()
-    cdef dlrs_epoch_options options
-    cdef dlrs_status status
-    if pool.num_threads != recipe.num_threads:
-        raise ValueError(f"pool must have {recipe.num_threads} threads, got {pool.num_threads}")
+    cdef PyDataloaderIter iterator
+    cdef uint64_t ahead
     if num_items > <uint64_t>len(source):
         raise ValueError(f"num_items must be <= {len(source)}, the length of source, got {num_items}")
+    iterator = new_iterator(recipe, pool, epoch)
     iterator.num_items = num_items
-    iterator.num_batches = num_items // recipe.batch_size + (num_items % recipe.batch_size != 0)
+    if recipe.batch_size > 0:
+        iterator.num_batches = num_items // recipe.batch_size + (num_items % recipe.batch_size != 0)
     iterator.complete = stream is None
     iterator.stream = stream
-    iterator.pool = pool
-    iterator.epoch = epoch
 
-    epoch.recipe = recipe
     epoch.source = source
     epoch.source_is_range = type(source) is range
     epoch.source_is_array = type(source) is array
     epoch.source_batches = UINT64_MAX if stream is None else iterator.num_batches
     epoch.drawn = {}
+    start(iterator, 0)
+    if recipe.num_workers == 0:
+        return iterator
+    iterator.offer(iterator.num_batches)
+    if recipe.batch_size == 0:
+        # The first next() draws one more.
+        for ahead in range(min(recipe.capacity - 1, DRAWN_AHEAD)):
+            if iterator.complete:
+                break
+            iterator.draw()
+    return iterator
+
+
+def start_stream(Recipe recipe not None, WorkerPool pool not None, list readers not None, num_items, on_end):
+    """Start an epoch over a stream and return its iterator.
+
+    Parameters
+    ----------
+    recipe : Recipe
+        Without items in parallel.
+    pool : WorkerPool
+        With ``recipe.num_threads`` threads.
+    readers : list of iterator
+        Of samples: one, or with workers perhaps more, whose batches come in turns.
+    num_items : int or None
+        How many samples they are said to give.
+    on_end : callable
+        ``on_end(number of samples)``, called when they have ended without an error.
+
+    Raises
+    ------
+    RuntimeError, MemoryError
+    """
+    cdef _Epoch epoch = _Epoch.__new__(_Epoch)
+    cdef PyDataloaderIter iterator = new_iterator(recipe, pool, epoch)
+    if num_items is not None:
+        iterator.num_batches = num_items // recipe.batch_size
+        if not recipe.drop_last and num_items % recipe.batch_size != 0:
+            iterator.num_batches += 1
+    iterator.complete = num_items is not None
+    iterator.on_end = on_end
+    epoch.readers = readers
+    start(iterator, len(readers))
+    if recipe.num_workers > 0:
+        dlrs_epoch_offer(epoch.epoch_ptr, UINT64_MAX, True)
+    return iterator
+
+
+cdef PyDataloaderIter new_iterator(Recipe recipe, WorkerPool pool, _Epoch epoch):
+    cdef PyDataloaderIter iterator = PyDataloaderIter.__new__(PyDataloaderIter)
+    cdef PyObject *current = dlrs_get_current_epoch()
+    if pool.num_threads != recipe.num_threads:
+        raise ValueError(f"pool must have {recipe.num_threads} threads, got {pool.num_threads}")
+    iterator.pool = pool
+    iterator.epoch = epoch
+    epoch.recipe = recipe
     epoch.context = PyContext_CopyCurrent()
     epoch.contexts = [PyContext_Copy(epoch.context) for _ in range(recipe.num_threads)]
     epoch.array_type = getattr(sys.modules.get("numpy"), "ndarray", None)
@@ -969,21 +1171,28 @@ def start_epoch(Recipe recipe not None, WorkerPool pool not None, source, uint64
     epoch.pools = (<_Epoch>current).pools if current != NULL else frozenset()
     if pool.pool_id != 0:
         epoch.pools |= {pool.pool_id}
+    return iterator
 
+
+cdef int start(PyDataloaderIter iterator, uint64_t num_lanes) except -1:
+    cdef Recipe recipe = iterator.epoch.recipe
+    cdef WorkerPool pool = iterator.pool
+    cdef dlrs_epoch_options options
+    cdef dlrs_status status
     if pool.pool_ptr != NULL:
         options.batch_size = recipe.batch_size
         options.capacity = recipe.capacity
         options.batches_in_parallel = recipe.num_workers if recipe.num_workers > 0 else 1
         options.items_in_parallel = recipe.items_in_parallel
-        status = dlrs_epoch_new(pool.pool_ptr, &options, <void *>epoch, &epoch.epoch_ptr)
+        options.num_lanes = num_lanes
+        options.unordered = not recipe.in_order
+        status = dlrs_epoch_new(pool.pool_ptr, &options, <void *>iterator.epoch, &iterator.epoch.epoch_ptr)
         if status == DLRS_NO_MEMORY:
             raise MemoryError("no memory for the reorder buffer of an epoch")
         if status != DLRS_OK:
             raise RuntimeError("the process was forked while an epoch was started")
     iterator.active = 1
-    if recipe.num_workers > 0:
-        iterator.offer(iterator.num_batches)
-    return iterator
+    return 0
 
 
 # These two are nobody else's: what is in their fields is trusted.

@@ -76,6 +76,7 @@ struct dlrs_worker {
 
     /* Guarded by `pool->lock`. */
     bool is_awake;
+    dlrs_run at; /* its run, but for the slot; the epoch is NULL while it has none */
     dlrs_pace_worker pace;
 };
 
@@ -86,6 +87,8 @@ struct dlrs_epoch {
     uint64_t batch_size;
     uint64_t batches_in_parallel;
     uint64_t items_in_parallel;
+    uint64_t num_lanes;
+    bool unordered;
 
     /* Written under `pool->lock`; a hint that may be read without it. True iff the head of the ring is ready. */
     atomic_bool head_is_ready;
@@ -100,6 +103,10 @@ struct dlrs_epoch {
     dlrs_ring ring;
     uint64_t items_offered;
     uint64_t batches_offered;   /* batches that may be claimed: ring.claimed <= batches_offered */
+    uint64_t *sizes;            /* without a batch_size: that of batch n, if it is not claimed yet, is sizes[n % sizes_size] */
+    uint64_t sizes_size;
+    bool *lane_is_busy;         /* num_lanes of them */
+    uint64_t lanes_ended;
     uint64_t in_progress;       /* slots that are OPEN; at most batches_in_parallel */
     dlrs_slot *first_unstarted; /* OPEN slots, oldest first, with items that nobody has started */
     uint64_t holds;             /* the consumer, and each worker with a run of this epoch */
@@ -217,7 +224,16 @@ static dlrs_slot *startable_locked(const dlrs_epoch *epoch)
 static bool can_open_locked(const dlrs_epoch *epoch)
 {
     return epoch->in_progress < epoch->batches_in_parallel && epoch->ring.claimed < epoch->batches_offered
-           && dlrs_ring_has_room(&epoch->ring);
+           && dlrs_ring_has_room(&epoch->ring)
+           && (epoch->num_lanes == 0 || !epoch->lane_is_busy[epoch->ring.claimed % epoch->num_lanes]);
+}
+
+/* Items of the next batch. */
+static uint64_t next_size_locked(const dlrs_epoch *epoch)
+{
+    if (epoch->batch_size == 0)
+        return epoch->sizes[epoch->ring.claimed % epoch->sizes_size];
+    return dlrs_min_u64(epoch->batch_size, epoch->items_offered - epoch->ring.claimed * epoch->batch_size);
 }
 
 static bool is_cheap_locked(const dlrs_pool *pool)
@@ -252,6 +268,15 @@ static void head_changed_locked(dlrs_epoch *epoch)
         pthread_cond_signal(&epoch->head_ready);
 }
 
+/* The slot is DONE or LOST now. */
+static void slot_is_ready_locked(dlrs_epoch *epoch, dlrs_slot *slot)
+{
+    if (epoch->unordered)
+        dlrs_ring_promote(&epoch->ring, slot);
+    if (slot->place == epoch->ring.taken)
+        head_changed_locked(epoch);
+}
+
 /* Tell the consumers whose heads are ready, of which some may not have been told when they became so. */
 static void tell_consumers_locked(dlrs_pool *pool)
 {
@@ -265,22 +290,28 @@ static void tell_consumers_locked(dlrs_pool *pool)
     } while (epoch != pool->asked_first);
 }
 
+/* Are the items of a batch of `num_items` claimed one by one? A batch without items is nobody's last item. */
+static bool is_fetched_singly(const dlrs_epoch *epoch, uint64_t num_items)
+{
+    return epoch->items_in_parallel > 1 && num_items > 0;
+}
+
 /* Open the next batch, or NULL if there is none to open. Batches that are lost on the way are left in their places. */
 static dlrs_slot *open_batch_locked(dlrs_epoch *epoch)
 {
-    bool singly = epoch->items_in_parallel > 1;
     while (can_open_locked(epoch)) {
-        uint64_t first_item = epoch->ring.claimed * epoch->batch_size;
-        uint64_t left = epoch->items_offered - first_item;
-        uint64_t num_items = left < epoch->batch_size ? left : epoch->batch_size;
+        uint64_t num_items = next_size_locked(epoch);
+        bool singly = is_fetched_singly(epoch, num_items);
         dlrs_slot *slot = dlrs_ring_claim(&epoch->ring, num_items, singly);
         if (slot == NULL)
             return NULL;
         if (slot->state == DLRS_SLOT_LOST) {
-            head_changed_locked(epoch);
+            slot_is_ready_locked(epoch, slot);
             continue;
         }
         epoch->in_progress++;
+        if (epoch->num_lanes > 0)
+            epoch->lane_is_busy[slot->batch % epoch->num_lanes] = true;
         if (singly)
             unstarted_append(epoch, slot);
         return slot;
@@ -290,12 +321,12 @@ static dlrs_slot *open_batch_locked(dlrs_epoch *epoch)
 
 static bool claim_of_epoch_locked(dlrs_epoch *epoch, dlrs_run *run)
 {
-    bool singly = epoch->items_in_parallel > 1;
     dlrs_slot *slot = startable_locked(epoch);
     if (slot == NULL)
         slot = open_batch_locked(epoch);
     if (slot == NULL)
         return false;
+    bool singly = is_fetched_singly(epoch, slot->num_items);
     run->epoch = epoch;
     run->user = epoch->user;
     run->slot = slot;
@@ -353,14 +384,17 @@ static void wake_worker_locked(dlrs_pool *pool)
     }
 }
 
-static bool claim_locked(dlrs_pool *pool, dlrs_run *run)
+static bool claim_locked(dlrs_worker *worker, dlrs_run *run)
 {
+    dlrs_pool *pool = worker->pool;
     dlrs_epoch *first = pool->asked_first, *epoch = first;
+    worker->at.epoch = NULL;
     if (epoch == NULL || atomic_load_explicit(&pool->stopping, memory_order_relaxed))
         return false;
     do {
         if (claim_of_epoch_locked(epoch, run)) {
             pool->asked_first = epoch->next;
+            worker->at = *run;
             wake_worker_locked(pool);
             return true;
         }
@@ -522,7 +556,7 @@ static bool worker_claim(dlrs_worker *worker, dlrs_run *run)
     dlrs_stopwatch_start(&worker->watch, dlrs_now_ns());
     pthread_mutex_lock(&pool->lock);
     pool->coming--;
-    bool claimed = claim_locked(pool, run);
+    bool claimed = claim_locked(worker, run);
     pthread_mutex_unlock(&pool->lock);
     return claimed;
 }
@@ -668,6 +702,21 @@ const char *dlrs_worker_name(const dlrs_worker *worker)
     return worker->name;
 }
 
+void dlrs_worker_leave_lane(dlrs_worker *worker, const dlrs_run *run, bool ended, bool all_ended)
+{
+    dlrs_epoch *epoch = run->epoch;
+    dlrs_pool *pool = worker->pool;
+    if (is_from_parent(pool))
+        return;
+    pthread_mutex_lock(&pool->lock);
+    epoch->lane_is_busy[run->batch % epoch->num_lanes] = false;
+    epoch->lanes_ended += ended;
+    if (all_ended || epoch->lanes_ended == epoch->num_lanes)
+        epoch->batches_offered = epoch->ring.claimed;
+    wake_worker_locked(pool);
+    pthread_mutex_unlock(&pool->lock);
+}
+
 bool dlrs_worker_finish_item(const dlrs_run *run, void *result, bool failed)
 {
     dlrs_epoch *epoch = run->epoch;
@@ -715,11 +764,11 @@ bool dlrs_worker_next(dlrs_worker *worker, dlrs_run *run, void *outcome, void **
             *unwanted = outcome;
         } else {
             run->slot->outcome = outcome;
-            if (run->batch == left->ring.taken)
-                head_changed_locked(left);
+            slot_is_ready_locked(left, run->slot);
         }
     }
-    bool claimed = pool->awake <= limit_locked(pool) && claim_locked(pool, run);
+    worker->at.epoch = NULL;
+    bool claimed = pool->awake <= limit_locked(pool) && claim_locked(worker, run);
     if (--left->holds == 0)
         *orphan = left;
     pthread_mutex_unlock(&pool->lock);
@@ -847,12 +896,18 @@ void dlrs_pool_release(dlrs_pool *pool)
 
 dlrs_status dlrs_epoch_new(dlrs_pool *pool, const dlrs_epoch_options *options, void *user, dlrs_epoch **made)
 {
-    assert(options->batch_size > 0 && options->batches_in_parallel > 0 && options->items_in_parallel > 0);
+    assert(options->batches_in_parallel > 0 && options->items_in_parallel > 0);
+    assert(options->num_lanes == 0 || options->batch_size > 0);
     if (is_from_parent(pool))
         return DLRS_FORKED;
     dlrs_epoch *epoch = calloc(1, sizeof *epoch);
     if (epoch == NULL)
         return DLRS_NO_MEMORY;
+    if (options->num_lanes > 0) {
+        epoch->lane_is_busy = calloc(options->num_lanes, sizeof epoch->lane_is_busy[0]);
+        if (epoch->lane_is_busy == NULL)
+            goto no_lanes;
+    }
     if (!dlrs_ring_init(&epoch->ring, options->capacity))
         goto no_ring;
     if (dlrs_cond_init(&epoch->head_ready) != 0)
@@ -862,6 +917,8 @@ dlrs_status dlrs_epoch_new(dlrs_pool *pool, const dlrs_epoch_options *options, v
     epoch->batch_size = options->batch_size;
     epoch->batches_in_parallel = options->batches_in_parallel;
     epoch->items_in_parallel = options->items_in_parallel;
+    epoch->num_lanes = options->num_lanes;
+    epoch->unordered = options->unordered;
     epoch->look_again_ns = PATIENCE_NS;
     epoch->holds = 1;
     pthread_mutex_lock(&pool->lock);
@@ -874,8 +931,17 @@ dlrs_status dlrs_epoch_new(dlrs_pool *pool, const dlrs_epoch_options *options, v
 no_condition:
     dlrs_ring_free(&epoch->ring);
 no_ring:
+    free(epoch->lane_is_busy);
+no_lanes:
     free(epoch);
     return DLRS_NO_MEMORY;
+}
+
+static void offered_locked(dlrs_epoch *epoch)
+{
+    if (epoch->ring.claimed == 0)
+        epoch->pool->lingers_until_ns = 0; /* the first batches of an epoch are always fetched ahead */
+    wake_worker_locked(epoch->pool);
 }
 
 void dlrs_epoch_offer(dlrs_epoch *epoch, uint64_t num_items, bool last)
@@ -888,10 +954,44 @@ void dlrs_epoch_offer(dlrs_epoch *epoch, uint64_t num_items, bool last)
     epoch->batches_offered = epoch->items_offered / epoch->batch_size;
     if (last && epoch->items_offered % epoch->batch_size != 0)
         epoch->batches_offered++;
-    if (epoch->ring.claimed == 0)
-        pool->lingers_until_ns = 0; /* the first batches of an epoch are always fetched ahead */
-    wake_worker_locked(pool);
+    offered_locked(epoch);
     pthread_mutex_unlock(&pool->lock);
+}
+
+/* Make room for the size of one more batch. */
+static bool grow_sizes_locked(dlrs_epoch *epoch)
+{
+    uint64_t used = epoch->batches_offered - epoch->ring.claimed;
+    if (used < epoch->sizes_size)
+        return true;
+    uint64_t larger = epoch->sizes_size == 0 ? 4 : epoch->sizes_size * 2;
+    if (larger > SIZE_MAX / sizeof epoch->sizes[0])
+        return false;
+    uint64_t *sizes = malloc((size_t)larger * sizeof sizes[0]);
+    if (sizes == NULL)
+        return false;
+    for (uint64_t n = epoch->ring.claimed; n < epoch->batches_offered; n++)
+        sizes[n % larger] = epoch->sizes[n % epoch->sizes_size];
+    free(epoch->sizes);
+    epoch->sizes = sizes;
+    epoch->sizes_size = larger;
+    return true;
+}
+
+dlrs_status dlrs_epoch_offer_batch(dlrs_epoch *epoch, uint64_t num_items)
+{
+    dlrs_pool *pool = epoch->pool;
+    assert(epoch->batch_size == 0);
+    if (is_from_parent(pool))
+        return DLRS_FORKED;
+    pthread_mutex_lock(&pool->lock);
+    dlrs_status status = grow_sizes_locked(epoch) ? DLRS_OK : DLRS_NO_MEMORY;
+    if (status == DLRS_OK) {
+        epoch->sizes[epoch->batches_offered++ % epoch->sizes_size] = num_items;
+        offered_locked(epoch);
+    }
+    pthread_mutex_unlock(&pool->lock);
+    return status;
 }
 
 /* What keeps a pool from going on, or DLRS_OK. */
@@ -902,7 +1002,7 @@ static dlrs_status pool_status(dlrs_pool *pool)
     return atomic_load(&pool->failed) ? DLRS_NO_WORKER : DLRS_STOPPED;
 }
 
-dlrs_status dlrs_epoch_take(dlrs_epoch *epoch, void **outcome)
+dlrs_status dlrs_epoch_take(dlrs_epoch *epoch, void **outcome, uint64_t *batch)
 {
     dlrs_pool *pool = epoch->pool;
     if (is_from_parent(pool))
@@ -918,6 +1018,7 @@ dlrs_status dlrs_epoch_take(dlrs_epoch *epoch, void **outcome)
         status = DLRS_LOST;
     else
         *outcome = head->outcome;
+    *batch = head->batch;
     bool was_full = !dlrs_ring_has_room(&epoch->ring);
     dlrs_ring_release_head(&epoch->ring);
     head_changed_locked(epoch);
@@ -945,12 +1046,17 @@ static void spin_for_head(dlrs_epoch *epoch, bool turn, uint64_t deadline)
     } while (!found && dlrs_now_ns() < deadline);
 }
 
+static bool is_over_locked(const dlrs_epoch *epoch)
+{
+    return epoch->num_lanes > 0 && epoch->ring.taken == epoch->batches_offered;
+}
+
 /* Wait until the head is ready and the workers' turn is over, or the pool stops, or time is up. */
 static void wait_for_head_locked(dlrs_epoch *epoch, uint64_t deadline_ns)
 {
     dlrs_pool *pool = epoch->pool;
     uint64_t patient_until_ns = 0;
-    while (pool_status(pool) == DLRS_OK) {
+    while (pool_status(pool) == DLRS_OK && !is_over_locked(epoch)) {
         uint64_t now_ns = dlrs_now_ns(), until_ns = deadline_ns;
         bool turn = takes_turns_locked(pool);
         if (is_ready(epoch)) {
@@ -1012,6 +1118,8 @@ dlrs_status dlrs_epoch_wait(dlrs_epoch *epoch, uint64_t timeout_ns)
     dlrs_status status = pool_status(pool);
     if (is_ready(epoch)) {
         epoch->look_again_ns = PATIENCE_NS;
+    } else if (status == DLRS_OK && is_over_locked(epoch)) {
+        status = DLRS_END;
     } else if (status == DLRS_OK) {
         status = DLRS_NOT_READY;
         /* glibc before 2.41 may lose a signal (its bug 25847): here is the time to send it again. */
@@ -1034,6 +1142,30 @@ void dlrs_epoch_attached(dlrs_epoch *epoch)
     epoch->asks_gate = false;
     if (!is_from_parent(epoch->pool))
         dlrs_gate_passed();
+}
+
+bool dlrs_epoch_find_worker(dlrs_epoch *epoch, unsigned *index, dlrs_run *run)
+{
+    dlrs_pool *pool = epoch->pool;
+    const dlrs_worker *found = NULL;
+    if (is_from_parent(pool))
+        return false;
+    pthread_mutex_lock(&pool->lock);
+    for (unsigned i = 0; i < pool->num_threads; i++) {
+        const dlrs_worker *worker = &pool->workers[i];
+        bool fits = worker->at.epoch == epoch && (epoch->unordered || worker->at.batch == epoch->ring.taken);
+        if (fits && (found == NULL || worker->at.batch < found->at.batch))
+            found = worker;
+    }
+    if (found != NULL) {
+        *index = found->index;
+        *run = (dlrs_run){.batch = found->at.batch,
+                          .position = found->at.position,
+                          .num_items = found->at.num_items,
+                          .singly = found->at.singly};
+    }
+    pthread_mutex_unlock(&pool->lock);
+    return found != NULL;
 }
 
 void dlrs_epoch_cancel(dlrs_epoch *epoch)
@@ -1091,5 +1223,7 @@ void dlrs_epoch_free(dlrs_epoch *epoch)
 {
     pthread_cond_destroy(&epoch->head_ready);
     dlrs_ring_free(&epoch->ring);
+    free(epoch->sizes);
+    free(epoch->lane_is_busy);
     free(epoch);
 }

@@ -34,6 +34,7 @@ typedef enum dlrs_status {
     DLRS_OK = 0,
     DLRS_NOT_READY, /* the batch is not there yet */
     DLRS_LOST,      /* the batch is lost: there was no memory for the results of its items; it counts as taken */
+    DLRS_END,       /* no further batch comes */
     DLRS_STOPPED,   /* the pool was stopped, or the process is exiting */
     DLRS_NO_WORKER, /* a worker could not start its work (the `enter` hook failed) */
     DLRS_FORKED,    /* the pool belongs to the parent of this process */
@@ -49,7 +50,7 @@ typedef struct dlrs_run {
     dlrs_slot *slot;     /* for dlrs_worker_* calls; its results are the last worker's, see there */
     uint64_t batch;      /* number of the batch in its epoch, from 0 */
     uint64_t position;   /* of the run's first item in the batch */
-    uint64_t num_items;  /* of the run, at least 1 */
+    uint64_t num_items;  /* of the run; 0 for an empty batch */
     uint64_t batch_items; /* of the batch */
     bool singly;         /* the run is one item of the batch, and other workers may have others */
 } dlrs_run;
@@ -81,10 +82,15 @@ typedef struct dlrs_pool_options {
 } dlrs_pool_options;
 
 typedef struct dlrs_epoch_options {
-    uint64_t batch_size;        /* items of a batch, at least 1; the last batch may be smaller */
+    uint64_t batch_size;        /* items of a batch, the last of which may be smaller; or 0: each batch is offered with
+                                 * a size of its own */
     uint64_t capacity;          /* most batches in progress or waiting, at least 1 */
     uint64_t batches_in_parallel; /* most batches in progress, at least 1 */
     uint64_t items_in_parallel; /* most items of one batch under way, at least 1; 1 makes a run a whole batch */
+    uint64_t num_lanes;         /* batch n belongs to lane n % num_lanes, and is claimed only once whoever has an earlier
+                                 * one of that lane has left it; the epoch ends when all lanes have ended. 0: no lanes.
+                                 * For what can be read by one worker at a time, to an end that is not known before. */
+    bool unordered;             /* batches are taken in the order in which they get ready */
 } dlrs_epoch_options;
 
 /* ---- the owner ---- */
@@ -115,21 +121,28 @@ void dlrs_pool_release(dlrs_pool *pool);
  * has left the epoch. On a stopped pool it can be made, and says so when it is taken from. */
 dlrs_status dlrs_epoch_new(dlrs_pool *pool, const dlrs_epoch_options *options, void *user, dlrs_epoch **epoch);
 
-/* Offer `num_items` more items. Batches are cut from the items in order; one that could still grow is held back
+/* Offer `num_items` more items, of an epoch with a batch_size; UINT64_MAX with lanes. Batches are cut from the items in order; one that could still grow is held back
  * until `last` says that no more items come. */
 void dlrs_epoch_offer(dlrs_epoch *epoch, uint64_t num_items, bool last);
 
-/* Take the next batch if it is ready: DLRS_OK and its outcome, DLRS_LOST, or DLRS_NOT_READY. A pool that stopped
- * says DLRS_STOPPED or DLRS_NO_WORKER instead. */
-dlrs_status dlrs_epoch_take(dlrs_epoch *epoch, void **outcome);
+/* Offer one more batch, of an epoch without a batch_size. DLRS_OK, DLRS_NO_MEMORY or DLRS_FORKED. */
+dlrs_status dlrs_epoch_offer_batch(dlrs_epoch *epoch, uint64_t num_items);
 
-/* Wait until the next batch is ready, or for `timeout_ns`. DLRS_OK, DLRS_NOT_READY, DLRS_STOPPED, DLRS_NO_WORKER or
- * DLRS_FORKED. Whether a batch is still to come is the caller's to know. */
+/* Take the next batch if it is ready: DLRS_OK and its outcome, DLRS_LOST, or DLRS_NOT_READY; and which batch it is. A
+ * pool that stopped says DLRS_STOPPED or DLRS_NO_WORKER instead. */
+dlrs_status dlrs_epoch_take(dlrs_epoch *epoch, void **outcome, uint64_t *batch);
+
+/* Wait until the next batch is ready, or for `timeout_ns`. DLRS_OK, DLRS_NOT_READY, DLRS_END (with lanes; otherwise
+ * whether a batch is still to come is the caller's to know), DLRS_STOPPED, DLRS_NO_WORKER or DLRS_FORKED. */
 dlrs_status dlrs_epoch_wait(dlrs_epoch *epoch, uint64_t timeout_ns);
 
 /* To be called after each dlrs_epoch_wait, attached: workers of an exclusive pool stand aside from when the batch was
  * ready until then, see _gate.h. */
 void dlrs_epoch_attached(dlrs_epoch *epoch);
+
+/* Which worker is at the batch that the consumer waits for, or, if batches are unordered, at the oldest: its number, and
+ * the run. False if no worker is. Only `batch`, `position`, `num_items` and `singly` of the run are set. */
+bool dlrs_epoch_find_worker(dlrs_epoch *epoch, unsigned *worker, dlrs_run *run);
 
 /* End the epoch: no further run of it is started, what workers still make for it comes back to them as unwanted, and
  * nothing is taken from it any more. May be called twice. */
@@ -170,6 +183,10 @@ void dlrs_worker_let_consumers_pass(dlrs_worker *worker);
 /* How many of the `left` items of the run it is at the worker should fetch before it calls again, having finished
  * `finished` of them (0 the first time) since the last call. All of them where that does not take long. */
 uint64_t dlrs_worker_piece(dlrs_worker *worker, uint64_t finished, uint64_t left);
+
+/* Leave the lane of the run, once, before the next call of dlrs_worker_next: somebody else may go on in it. `ended`: the
+ * lane has come to its end; `all_ended`: all lanes have, and no batch is begun after this one. */
+void dlrs_worker_leave_lane(dlrs_worker *worker, const dlrs_run *run, bool ended, bool all_ended);
 
 /* Leave `result` (not NULL) as what the item of a `singly` run came to; every such run is finished so, whether or not
  * anybody still wants it. True if it was the last item of its batch: then the caller alone owns slot->results[0 ..

@@ -26,6 +26,7 @@ cdef extern from "_pool.h" nogil:
         DLRS_OK
         DLRS_NOT_READY
         DLRS_LOST
+        DLRS_END
         DLRS_STOPPED
         DLRS_NO_WORKER
         DLRS_FORKED
@@ -57,6 +58,8 @@ cdef extern from "_pool.h" nogil:
         uint64_t capacity
         uint64_t batches_in_parallel
         uint64_t items_in_parallel
+        uint64_t num_lanes
+        bint unordered
 
     dlrs_status dlrs_pool_new(const dlrs_pool_options *options, dlrs_pool **pool, int *os_error)
     uint64_t dlrs_pool_id(const dlrs_pool *pool)
@@ -67,9 +70,11 @@ cdef extern from "_pool.h" nogil:
 
     dlrs_status dlrs_epoch_new(dlrs_pool *pool, const dlrs_epoch_options *options, void *user, dlrs_epoch **epoch)
     void dlrs_epoch_offer(dlrs_epoch *epoch, uint64_t num_items, bint last)
-    dlrs_status dlrs_epoch_take(dlrs_epoch *epoch, void **outcome)
+    dlrs_status dlrs_epoch_offer_batch(dlrs_epoch *epoch, uint64_t num_items)
+    dlrs_status dlrs_epoch_take(dlrs_epoch *epoch, void **outcome, uint64_t *batch)
     dlrs_status dlrs_epoch_wait(dlrs_epoch *epoch, uint64_t timeout_ns)
     void dlrs_epoch_attached(dlrs_epoch *epoch)
+    bint dlrs_epoch_find_worker(dlrs_epoch *epoch, unsigned *worker, dlrs_run *run)
     void dlrs_epoch_cancel(dlrs_epoch *epoch)
     void *dlrs_epoch_reclaim(dlrs_epoch *epoch)
     bint dlrs_epoch_leave(dlrs_epoch *epoch)
@@ -79,6 +84,7 @@ cdef extern from "_pool.h" nogil:
     const char *dlrs_worker_name(const dlrs_worker *worker)
     void dlrs_worker_let_consumers_pass(dlrs_worker *worker)
     uint64_t dlrs_worker_piece(dlrs_worker *worker, uint64_t finished, uint64_t left)
+    void dlrs_worker_leave_lane(dlrs_worker *worker, const dlrs_run *run, bint ended, bint all_ended)
     bint dlrs_worker_finish_item(const dlrs_run *run, void *result, bint failed)
     bint dlrs_run_is_wanted(const dlrs_run *run)
     bint dlrs_worker_next(dlrs_worker *worker, dlrs_run *run, void *outcome, void **unwanted, dlrs_epoch **orphan)

@@ -86,14 +86,13 @@ static bool clear_results(dlrs_slot *slot)
 
 dlrs_slot *dlrs_ring_claim(dlrs_ring *ring, uint64_t num_items, bool singly)
 {
-    assert(num_items > 0);
     if (!dlrs_ring_has_room(ring))
         return NULL;
     if (ring->claimed - ring->taken == ring->size && !grow(ring))
         return NULL;
     dlrs_slot *slot = ring->slots[ring->claimed % ring->size];
     assert(slot->state == DLRS_SLOT_FREE);
-    slot->batch = ring->claimed++;
+    slot->batch = slot->place = ring->claimed++;
     slot->state = DLRS_SLOT_OPEN;
     slot->outcome = NULL;
     slot->num_items = num_items;
@@ -125,6 +124,16 @@ void dlrs_ring_release_head(dlrs_ring *ring)
     head->state = DLRS_SLOT_FREE;
     head->outcome = NULL;
     ring->taken++;
+}
+
+void dlrs_ring_promote(dlrs_ring *ring, dlrs_slot *slot)
+{
+    dlrs_slot **to = &ring->slots[ring->promoted % ring->size], **from = &ring->slots[slot->place % ring->size];
+    assert(*from == slot && slot->state != DLRS_SLOT_OPEN && ring->promoted <= slot->place);
+    (*to)->place = slot->place;
+    *from = *to;
+    slot->place = ring->promoted++;
+    *to = slot;
 }
 
 bool dlrs_slot_can_start(const dlrs_slot *slot, uint64_t items_in_parallel)

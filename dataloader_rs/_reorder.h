@@ -35,11 +35,12 @@ static inline uint64_t dlrs_min_u64(uint64_t a, uint64_t b)
  * ring is freed. */
 typedef struct dlrs_slot {
     uint64_t batch; /* number of the batch in its epoch, from 0 */
+    uint64_t place; /* the slot is slots[place % size] of its ring; `batch`, unless batches are promoted */
     dlrs_slot_state state;
     void *outcome; /* DONE: what the batch came to; the ring never looks into it */
 
     /* Items of the batch. started - finished items are under way right now. */
-    uint64_t num_items; /* at least 1 */
+    uint64_t num_items;
     uint64_t started;   /* items handed to workers; they are handed out from position 0 on */
     uint64_t finished;
     bool closed;        /* no further item is started: one failed, or nobody wants the batch any more */
@@ -51,11 +52,12 @@ typedef struct dlrs_slot {
 } dlrs_slot;
 
 typedef struct dlrs_ring {
-    dlrs_slot **slots; /* slot of batch n is slots[n % size] */
+    dlrs_slot **slots; /* slot of batch n is slots[n % size], unless batches are promoted */
     uint64_t size;     /* slots there are, at least 1; grows by doubling up to `capacity` */
     uint64_t capacity; /* slots there may be, at least 1 */
     uint64_t claimed;  /* number of the next batch to be claimed */
     uint64_t taken;    /* number of the next batch the consumer gets; taken <= claimed <= taken + capacity */
+    uint64_t promoted; /* batches that were promoted; taken <= promoted <= claimed if any is */
 } dlrs_ring;
 
 /* Make an empty ring that may hold `capacity` batches, 1 or more. False if there is no memory. A huge capacity
@@ -68,7 +70,7 @@ void dlrs_ring_free(dlrs_ring *ring);
 /* Is there room for one more batch? */
 bool dlrs_ring_has_room(const dlrs_ring *ring);
 
-/* Claim the next batch, of `num_items` items, 1 or more. With `singly`, the slot gets an entry in `results` for
+/* Claim the next batch, of `num_items` items. With `singly`, the slot gets an entry in `results` for
  * each item; if there is no memory for them the slot comes back LOST, to be met in its place in the order. NULL
  * if the ring is full; also if it could not grow, in which case it goes on with the slots it has. */
 dlrs_slot *dlrs_ring_claim(dlrs_ring *ring, uint64_t num_items, bool singly);
@@ -81,6 +83,10 @@ bool dlrs_ring_head_ready(const dlrs_ring *ring);
 
 /* Hand the slot of the head back for a later batch. Its outcome is the caller's from here on. */
 void dlrs_ring_release_head(dlrs_ring *ring);
+
+/* Let a batch that is DONE or LOST be taken before all that are not: for who wants batches in the order of arrival, and
+ * then promotes each. */
+void dlrs_ring_promote(dlrs_ring *ring, dlrs_slot *slot);
 
 /* May one more item of the batch be started, with at most `items_in_parallel` of them under way? */
 bool dlrs_slot_can_start(const dlrs_slot *slot, uint64_t items_in_parallel);

@@ -52,7 +52,7 @@ bool dlrs_stopwatch_count(dlrs_stopwatch *watch, uint64_t items)
 void dlrs_stopwatch_time(dlrs_stopwatch *watch, uint64_t now_ns)
 {
     uint64_t spent_ns = now_ns - watch->began_ns, run_ns = spent_ns / watch->runs;
-    if (!watch->in_pieces)
+    if (!watch->in_pieces && watch->items > 0)
         watch->item_ns = dlrs_averaged(watch->item_ns, spent_ns / watch->items);
     /* One run in which the system took the processor away does not make all runs dear; a second one may. */
     bool is_dear = watch->run_ns != 0 && run_ns > watch->run_ns * 2;

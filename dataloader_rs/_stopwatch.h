@@ -32,7 +32,7 @@ void dlrs_stopwatch_begin_piece(dlrs_stopwatch *watch, uint64_t now_ns);
 /* What follows does not count: time that has passed without the worker being at work. */
 void dlrs_stopwatch_skip(dlrs_stopwatch *watch, uint64_t spent_ns);
 
-/* A run of `items`, 1 or more, is finished. True if it is time to read the clock, for dlrs_stopwatch_time. */
+/* A run of `items` is finished. True if it is time to read the clock, for dlrs_stopwatch_time. */
 bool dlrs_stopwatch_count(dlrs_stopwatch *watch, uint64_t items);
 
 /* Time the runs that were counted. dlrs_stopwatch_begin comes next. */

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 
 from dataloader_rs.errors import shown
@@ -28,3 +29,23 @@ def checked_flag(name: str, value: object) -> bool:
     if isinstance(value, bool) or (type(value).__module__, type(value).__name__[:4]) == ("numpy", "bool"):
         return bool(value)
     raise TypeError(f"{name} must be True or False, got {shown(value)} ({type(value).__name__})")
+
+
+def checked_seconds(name: str, value: object) -> float:
+    if isinstance(value, bool) or not hasattr(type(value), "__float__"):
+        raise TypeError(f"{name} must be a number of seconds, got {shown(value)} ({type(value).__name__})")
+    try:
+        seconds = float(value)  # type: ignore[arg-type]
+    except OverflowError:
+        seconds = math.inf
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"{name} must be >= 0 and finite, got {shown(value)}")
+    return seconds
+
+
+def check_exclusive(name: str, value: object, **others: object) -> None:
+    """Raise a ValueError if any of `others` is given beside the argument `name`. Those that are not are None or False."""
+    for other, other_value in others.items():
+        if other_value is not None and other_value is not False:
+            raise ValueError(f"{name} and {other} are mutually exclusive, "
+                             f"got {name}={shown(value)} and {other}={shown(other_value)}")

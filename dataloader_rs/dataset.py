@@ -111,13 +111,13 @@ def fetch_many_of(dataset: object):
     return None
 
 
-def dataset_name(dataset: PyDataset) -> str:
+def dataset_name(dataset: object) -> str:
     """A dataset in a few words: its class, or that of the object behind an adapter."""
     if isinstance(dataset, _Adapter):
         return f"PyDataset.of({type(dataset.source).__name__})"
     return type(dataset).__name__
 
 
-def indexed_object(dataset: PyDataset) -> object:
+def indexed_object(dataset: object) -> object:
     """What workers ask for items: the object behind an adapter, which saves a call for each item."""
     return dataset.source if isinstance(dataset, _Adapter) else dataset

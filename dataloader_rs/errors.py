@@ -7,6 +7,13 @@ import reprlib
 NOTE_START = "dataloader_rs: "
 
 
+class BatchTimeoutError(TimeoutError, RuntimeError):
+    """No batch came within the `timeout` of the loader. The next ``next()`` goes on waiting for it."""
+
+    # What users know it by.
+    __module__ = "dataloader_rs"
+
+
 def explain(error: BaseException, indices: list[int], num_items: int, position: int, batch: int,
             worker: int) -> None:
     """Put a note on the exception of a failed batch.
@@ -26,11 +33,26 @@ def explain(error: BaseException, indices: list[int], num_items: int, position: 
     worker : int
         Number of the worker, -1 for the calling thread.
     """
-    try:
-        _set_note(error, NOTE_START + _origin(indices, num_items, position, batch, worker))
-    except Exception:
-        # An exception that takes no notes is worth more than the note.
-        pass
+    _set_note(error, f"raised for {origin(batch, indices, num_items, position)}, in {_thread(worker)}")
+
+
+def explain_stream(error: BaseException, batch: int, worker: int, samples_lost: int) -> None:
+    """Put a note on the exception of a failed batch of a stream.
+
+    Parameters
+    ----------
+    error : BaseException
+    batch : int
+        Its number in the epoch, from 0.
+    worker : int
+        Number of the worker, -1 for the calling thread.
+    samples_lost : int
+        That the stream had given for this batch before it raised the exception; -1 if something else did.
+    """
+    note = f"raised for batch {batch} of the stream, in {_thread(worker)}"
+    if samples_lost >= 0:
+        note += f"; {samples_lost} samples that were read for it are lost, and the epoch ends here"
+    _set_note(error, note)
 
 
 def not_the_end(error: BaseException) -> BaseException:
@@ -50,23 +72,29 @@ def interrupted(error: BaseException) -> RuntimeError:
     return result
 
 
-def _origin(indices: list[int], num_items: int, position: int, batch: int, worker: int) -> str:
-    thread = f"worker {worker}" if worker >= 0 else "the calling thread"
+def origin(batch: int, indices: list[int], num_items: int, position: int) -> str:
+    """Which item of a batch, or, if `position` is -1, which items, in words; see `explain`."""
     if position >= 0:
-        what = f"index {indices[0]} (position {position} of batch {batch})"
-    else:
-        listed = ", ".join(map(str, indices))
-        more = f", ... {num_items} in all" if num_items > len(indices) else ""
-        what = f"indices [{listed}{more}] (batch {batch})"
-    return f"raised for {what}, in {thread}"
+        return f"index {indices[0]} (position {position} of batch {batch})"
+    listed = ", ".join(map(str, indices))
+    more = f", ... {num_items} in all" if num_items > len(indices) else ""
+    return f"indices [{listed}{more}] (batch {batch})"
+
+
+def _thread(worker: int) -> str:
+    return f"worker {worker}" if worker >= 0 else "the calling thread"
 
 
 def _set_note(error: BaseException, note: str) -> None:
     """Add the note, in place of an earlier one of ours: the same object may be raised again and again."""
-    notes = getattr(error, "__notes__", None)
-    if isinstance(notes, list):
-        notes[:] = [old for old in notes if not (isinstance(old, str) and old.startswith(NOTE_START))]
-    error.add_note(note)
+    try:
+        notes = getattr(error, "__notes__", None)
+        if isinstance(notes, list):
+            notes[:] = [old for old in notes if not (isinstance(old, str) and old.startswith(NOTE_START))]
+        error.add_note(NOTE_START + note)
+    except Exception:
+        # An exception that takes no notes is worth more than the note.
+        pass
 
 
 def shown(value: object) -> str:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
-from dataloader_rs._core import Counter, PyDataloaderIter, Recipe, start_epoch
+from dataloader_rs._core import Counter, PyDataloaderIter, Recipe, WorkerPool, start_epoch, start_stream
 from dataloader_rs._shuffle import ShuffledOrder
-from dataloader_rs.arguments import checked_count, checked_flag, checked_integer
+from dataloader_rs.arguments import check_exclusive, checked_count, checked_flag, checked_integer, checked_seconds
 from dataloader_rs.dataset import PyDataset, dataset_name, fetch_many_of, indexed_object
 from dataloader_rs.errors import not_the_end, shown
 from dataloader_rs.pools import LoaderPools
-from dataloader_rs.sampler import IndexStream, read_all
+from dataloader_rs.sampler import BatchStream, IndexStream, is_iterable, read_all, warn_of_nothing
+from dataloader_rs.stream import LengthCheck, PyIterableDataset, readers_of
 
 B_co = TypeVar("B_co", covariant=True)
 
@@ -28,10 +29,11 @@ class PyDataloader(Generic[B_co]):
 
     Parameters
     ----------
-    dataset : PyDataset
-        Where samples come from.
-    batch_size : int
-        Samples in a batch, > 0.
+    dataset : PyDataset or PyIterableDataset
+        Where samples come from. One that is iterated is read in its own order: `shuffle`, `sampler`, `batch_sampler` and
+        `items_in_parallel` are not for it.
+    batch_size : int or None
+        Samples in a batch, > 0. None: no batches but single samples; `collate_fn` gets the sample.
     prefetch_depth : int
         How far ahead of the consumer workers may load, > 0: at most ``num_workers + prefetch_depth`` batches are in
         progress or waiting. Without effect when `num_workers` is 0.
@@ -40,6 +42,10 @@ class PyDataloader(Generic[B_co]):
     sampler : iterable of int, optional
         The indices of an epoch, iterated at the start of each. One with a length is read whole then; one without is
         read up to 65,536 indices then and on demand beyond, so that it may be endless.
+    batch_sampler : iterable of iterables of int, optional
+        The indices of each batch, of any number; iterated at the start of each epoch, and drawn from one batch at a time,
+        as far ahead as workers may load. In place of `batch_size` (1 or None then, and None afterwards), `shuffle`,
+        `sampler` and `drop_last`.
     num_workers : int
         Batches loaded in parallel, >= 0; with 0 the calling thread loads each batch when it is asked for.
     collate_fn : callable, optional
@@ -61,6 +67,12 @@ class PyDataloader(Generic[B_co]):
         Keep workers parked for as long as fewer of them get more items done, which the loader tries out from time to
         time; `num_workers` and `items_in_parallel` are then a ceiling. Items that wait for each other are not held up
         by it for more than a few milliseconds. With False all workers take part always.
+    timeout : float
+        Seconds to wait for a batch of the workers, >= 0; 0 is for ever. ``next()`` then raises a `BatchTimeoutError`,
+        which is both a TimeoutError and a RuntimeError and tells which worker is stuck at what; the next one goes on
+        waiting for the same batch. Needs workers.
+    in_order : bool
+        False: batches come in the order in which workers are done with them.
 
     Raises
     ------
@@ -82,8 +94,8 @@ class PyDataloader(Generic[B_co]):
 
     def __init__(
         self,
-        dataset: PyDataset,
-        batch_size: int = 1,
+        dataset: PyDataset | PyIterableDataset,
+        batch_size: int | None = 1,
         prefetch_depth: int = 2,
         shuffle: bool = False,
         sampler: Iterable[int] | None = None,
@@ -93,13 +105,17 @@ class PyDataloader(Generic[B_co]):
         seed: int | None = None,
         items_in_parallel: int = 1,
         *,
+        batch_sampler: Iterable[Iterable[int]] | None = None,
+        timeout: float = 0,
+        in_order: bool = True,
         defer_refcount: bool = True,
         adaptive: bool = True,
     ) -> None:
-        if not isinstance(dataset, PyDataset):
+        if not isinstance(dataset, (PyDataset, PyIterableDataset)):
             raise TypeError(f"dataset must be a PyDataset (PyDatasetBase), got {type(dataset).__name__}: subclass "
                             f"dataloader_rs.PyDataset, or wrap the object with PyDataset.of(obj)")
-        batch_size = checked_count("batch_size", batch_size, least=1)
+        if batch_size is not None:
+            batch_size = checked_count("batch_size", batch_size, least=1)
         prefetch_depth = checked_count("prefetch_depth", prefetch_depth, least=1)
         num_workers = checked_count("num_workers", num_workers, least=0)
         items_in_parallel = checked_count("items_in_parallel", items_in_parallel, least=1)
@@ -107,18 +123,33 @@ class PyDataloader(Generic[B_co]):
         drop_last = checked_flag("drop_last", drop_last)
         defer_refcount = checked_flag("defer_refcount", defer_refcount)
         adaptive = checked_flag("adaptive", adaptive)
+        in_order = checked_flag("in_order", in_order)
+        checked_seconds("timeout", timeout)
         if seed is not None:
             seed = checked_integer("seed", seed)
         if collate_fn is not None and not callable(collate_fn):
             raise TypeError(f"collate_fn must be callable or None, got {shown(collate_fn)}")
-        if sampler is not None and not _is_iterable(sampler):
+        if sampler is not None and not is_iterable(sampler):
             raise TypeError(f"sampler must be an iterable of indices or None, got {shown(sampler)}")
+        if batch_sampler is not None:
+            if not is_iterable(batch_sampler):
+                raise TypeError(f"batch_sampler must be an iterable of iterables of indices or None, "
+                                f"got {shown(batch_sampler)}")
+            check_exclusive("batch_sampler", batch_sampler, batch_size=None if batch_size == 1 else batch_size,
+                            shuffle=shuffle, sampler=sampler, drop_last=drop_last)
+            batch_size = None
+        elif batch_size is None and drop_last:
+            raise ValueError("drop_last needs batches, got drop_last=True with batch_size=None")
+        if isinstance(dataset, PyIterableDataset):
+            _check_stream(shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler,
+                          items_in_parallel=None if items_in_parallel == 1 else items_in_parallel)
         if max(num_workers, 1) * items_in_parallel > MAX_THREADS:
             raise ValueError(f"num_workers * items_in_parallel must be <= {MAX_THREADS} threads, "
                              f"got {shown(num_workers)} * {shown(items_in_parallel)}")
-        if shuffle and sampler is not None:
-            raise ValueError(f"shuffle and sampler are mutually exclusive, "
-                             f"got shuffle=True and sampler={shown(sampler)}")
+        if shuffle:
+            check_exclusive("shuffle", shuffle, sampler=sampler)
+        if timeout > 0 and num_workers == 0:
+            raise ValueError(f"timeout needs num_workers > 0, got timeout={shown(timeout)} with num_workers=0")
         if seed is not None and not shuffle:
             raise ValueError(f"seed needs shuffle=True, got seed={shown(seed)} with shuffle=False")
         if seed is not None and not 0 <= seed < SEED_END:
@@ -126,17 +157,23 @@ class PyDataloader(Generic[B_co]):
         vars(self).update(
             dataset=dataset, batch_size=batch_size, prefetch_depth=prefetch_depth, shuffle=shuffle, sampler=sampler,
             num_workers=num_workers, collate_fn=collate_fn, drop_last=drop_last, seed=seed,
-            items_in_parallel=items_in_parallel, defer_refcount=defer_refcount, adaptive=adaptive,
+            items_in_parallel=items_in_parallel, batch_sampler=batch_sampler, timeout=timeout, in_order=in_order,
+            defer_refcount=defer_refcount, adaptive=adaptive,
         )
         self._prepare()
 
     def _prepare(self) -> None:
         """Make what is not an argument: it belongs to this object and this process."""
+        batch_size = 1 if self.batch_size is None else min(self.batch_size, MAX_COUNT)
         self._recipe = Recipe(
             indexed_object(self.dataset), fetch_many_of(self.dataset), self.collate_fn,
-            min(self.batch_size, MAX_COUNT), self.num_workers, min(self.prefetch_depth, MAX_COUNT),
+            batch_size if self.batch_sampler is None else 0, self.num_workers, min(self.prefetch_depth, MAX_COUNT),
             self.items_in_parallel, self.defer_refcount,
+            batched=self.batch_size is not None or self.batch_sampler is not None, drop_last=self.drop_last,
+            in_order=self.in_order, timeout=float(self.timeout),
         )
+        if isinstance(self.dataset, PyIterableDataset):
+            self._length_check = LengthCheck(self.dataset)
         self._order_seed = int.from_bytes(os.urandom(8)) if self.seed is None else self.seed
         self._epochs = Counter()
         self._pools = LoaderPools()
@@ -145,6 +182,8 @@ class PyDataloader(Generic[B_co]):
         pool = self._pools.here().started(self._recipe.num_threads, self.adaptive)
         pool.check_caller()
         try:
+            if isinstance(self.dataset, PyIterableDataset):
+                return self._start_stream(pool, self.dataset)
             indices, num_items, stream = self._order()
         except StopIteration as error:
             # A caller that is an iterator itself would take it for its own end.
@@ -152,14 +191,14 @@ class PyDataloader(Generic[B_co]):
         return start_epoch(self._recipe, pool, indices, num_items, stream)
 
     def __len__(self) -> int:
-        if self.sampler is None:
-            num_items = len(self.dataset)
+        if self.batch_sampler is not None:
+            return _sampler_length("batch_sampler", self.batch_sampler)
+        if self.sampler is not None:
+            num_items = _sampler_length("sampler", self.sampler)
         else:
-            try:
-                num_items = len(self.sampler)  # type: ignore[arg-type]
-            except NotImplementedError as error:
-                raise TypeError(f"sampler {shown(self.sampler)} does not say how long it is") from error
-        return num_items // self.batch_size if self.drop_last else -(-num_items // self.batch_size)
+            num_items = len(self.dataset)  # type: ignore[arg-type]
+        batch_size = 1 if self.batch_size is None else self.batch_size
+        return num_items // batch_size if self.drop_last else -(-num_items // batch_size)
 
     def close(self) -> None:
         """End the worker threads, and wait until they have left user code, so that files can be closed after it.
@@ -203,10 +242,20 @@ class PyDataloader(Generic[B_co]):
             setattr(self, name, value)
         self._prepare()
 
-    def _order(self) -> tuple[object, int, IndexStream | None]:
+    def _start_stream(self, pool: WorkerPool, dataset: PyIterableDataset) -> PyDataloaderIter[B_co]:
+        self._epochs.take()
+        readers = readers_of(dataset, self.num_workers)
+        expected = _known_length(dataset)
+        on_end = functools.partial(self._length_check.check, expected)
+        return start_stream(self._recipe, pool, readers, expected, on_end)
+
+    def _order(self) -> tuple[object, int, IndexStream | BatchStream | None]:
         """The indices of the next epoch, how many of them make up batches, and where further ones come from."""
-        stream = None
+        stream: IndexStream | BatchStream | None = None
         indices: Any
+        if self.batch_sampler is not None:
+            may_be_used_up = self._epochs.take() > 0 and isinstance(self.batch_sampler, Iterator)
+            return [], 0, BatchStream(self.batch_sampler, may_be_used_up)
         if self.sampler is None:
             length = len(self.dataset)
             epoch = self._epochs.take()
@@ -222,8 +271,7 @@ class PyDataloader(Generic[B_co]):
                     stream = None
             is_empty = stream is None and not indices
             if self._epochs.take() > 0 and is_empty and (length or isinstance(self.sampler, Iterator)):
-                warnings.warn(f"sampler {shown(self.sampler)} yields nothing, as an iterator does that an earlier "
-                              f"epoch has used up: this epoch is empty", RuntimeWarning, stacklevel=3)
+                warn_of_nothing("sampler", self.sampler, stacklevel=4)
         num_items = len(indices)
         if self.drop_last:
             num_items -= num_items % self._recipe.batch_size
@@ -234,16 +282,26 @@ DEFAULTS = {parameter.name: parameter.default
             for parameter in inspect.signature(PyDataloader).parameters.values()
             if parameter.default is not parameter.empty}
 ARGUMENTS = frozenset(DEFAULTS) | {"dataset"}
-RUNTIME = frozenset({"_recipe", "_order_seed", "_epochs", "_pools"})
+RUNTIME = frozenset({"_recipe", "_order_seed", "_epochs", "_pools", "_length_check"})
 
 
-def _is_iterable(value: object) -> bool:
-    return isinstance(value, Iterable) or hasattr(type(value), "__getitem__")
+def _check_stream(**arguments: object) -> None:
+    for name, value in arguments.items():
+        if value is not None and value is not False:
+            raise ValueError(f"{name} is not for an iterable dataset, which is read one sample after the other in its own "
+                             f"order: got {name}={shown(value)}")
 
 
-def _known_length(sampler: object) -> int | None:
-    """How long the sampler says it is. Some have a ``__len__`` only to say that they do not know."""
+def _known_length(sized: object) -> int | None:
+    """How long a sampler or stream says it is. Some have a ``__len__`` only to say that they do not know."""
     try:
-        return len(sampler)  # type: ignore[arg-type]
+        return len(sized)  # type: ignore[arg-type]
     except (TypeError, NotImplementedError):
         return None
+
+
+def _sampler_length(name: str, sampler: Any) -> int:
+    try:
+        return len(sampler)
+    except NotImplementedError as error:
+        raise TypeError(f"{name} {shown(sampler)} does not say how long it is") from error

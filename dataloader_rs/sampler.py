@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from array import array
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -17,13 +18,16 @@ READ_AHEAD = 65_536
 Indices: TypeAlias = "array[int] | list[int]"
 
 
-def read_all(sampler: Iterable) -> Indices:
-    """All indices of a sampler, checked. Ctrl-C ends a read that does not end."""
+def read_all(sampler: Iterable, name: str = "sampler", place: str = "") -> Indices:
+    """All indices of a sampler, checked. Ctrl-C ends a read that does not end.
+
+    `name` and `place` are for messages: what yields the indices, and where in an epoch.
+    """
     indices: Indices = array("q")
     iterator = iter(sampler)
     ended = False
     while not ended:
-        chunk, error = _read(iterator, READ_AHEAD, len(indices))
+        chunk, error = _read(iterator, READ_AHEAD, len(indices), name, place)
         if error is not None:
             raise error
         indices = _joined(indices, chunk)
@@ -99,7 +103,75 @@ class IndexStream:
             count -= len(chunk)
 
 
-def _read(iterator: Iterator, count: int, position: int) -> tuple[Indices, BaseException | None]:
+class BatchStream:
+    """The batches of a batch sampler, drawn one at a time, and copied.
+
+    Parameters
+    ----------
+    batch_sampler : iterable of iterables of int
+    is_expected : bool
+        Whether an epoch without a batch is worth a warning.
+
+    Attributes
+    ----------
+    ended : bool
+        Whether no further batch comes.
+    error : BaseException or None
+        What ended it instead of the end of the sampler: what the sampler or a batch raised, a TypeError for a batch
+        that is no iterable or an index that is no integer, a ValueError for a negative one. It belongs after the batches
+        drawn so far.
+    """
+
+    def __init__(self, batch_sampler: Iterable[Iterable[int]], is_expected: bool) -> None:
+        self._batches = iter(batch_sampler)
+        self._sampler = batch_sampler
+        self._num_drawn = 0
+        self._is_expected = is_expected
+        self.ended = False
+        self.error: BaseException | None = None
+
+    def draw(self) -> list[list[int]]:
+        """One batch more, in a list, which is empty at the end."""
+        if self.ended:
+            return []
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self.ended = True
+            if self._is_expected and self._num_drawn == 0:
+                warn_of_nothing("batch_sampler", self._sampler, stacklevel=3)
+            return []
+        except BaseException as error:
+            self.ended, self.error = True, error
+            return []
+        try:
+            indices = list(self._read_batch(batch))
+        except BaseException as error:
+            # A StopIteration is none of the sampler's end here.
+            self.ended, self.error = True, error
+            return []
+        self._num_drawn += 1
+        return [indices]
+
+    def _read_batch(self, batch: object) -> Indices:
+        if not is_iterable(batch):
+            raise TypeError(f"batch_sampler must yield iterables of indices, got {shown(batch)} "
+                            f"({type(batch).__name__}) as batch {self._num_drawn}")
+        return read_all(batch, "batch_sampler", f" of batch {self._num_drawn}")  # type: ignore[arg-type]
+
+
+def is_iterable(value: object) -> bool:
+    return isinstance(value, Iterable) or hasattr(type(value), "__getitem__")
+
+
+def warn_of_nothing(name: str, sampler: object, stacklevel: int) -> None:
+    """Warn that an epoch is empty. `stacklevel` counts from here."""
+    warnings.warn(f"{name} {shown(sampler)} yields nothing, as an iterator does that an earlier epoch has used up: "
+                  f"this epoch is empty", RuntimeWarning, stacklevel=stacklevel)
+
+
+def _read(iterator: Iterator, count: int, position: int, name: str = "sampler",
+          place: str = "") -> tuple[Indices, BaseException | None]:
     """Up to `count` indices, the first of which is number `position` of the epoch, and what ended them early.
 
     What was drawn before an error is kept. A StopIteration that is not the end of the iterator counts as an error.
@@ -114,36 +186,37 @@ def _read(iterator: Iterator, count: int, position: int) -> tuple[Indices, BaseE
         indices = array("q", values)
     except Exception:
         # Too large for an array, or no index: one by one, it shows which.
-        return _read_one_by_one(values, position, error)
+        indices, wrong = _read_one_by_one(values, position, name, place)
+        return indices, error if wrong is None else wrong
     if indices and min(indices) < 0:
         first = next(i for i, index in enumerate(indices) if index < 0)
-        return indices[:first], _negative(indices[first], position + first)
+        return indices[:first], _negative(indices[first], position + first, name, place)
     return indices, error
 
 
-def _read_one_by_one(values: list, position: int, error: BaseException | None) -> tuple[Indices, BaseException | None]:
+def _read_one_by_one(values: list, position: int, name: str, place: str) -> tuple[Indices, BaseException | None]:
     indices: list[int] = []
     try:
         for value in values:
-            indices.append(_checked(value, position + len(indices)))
+            indices.append(_checked(value, position + len(indices), name, place))
     except BaseException as raised:
-        error = raised
-    return indices, error
+        return indices, raised
+    return indices, None
 
 
-def _checked(value: object, position: int) -> int:
+def _checked(value: object, position: int, name: str, place: str) -> int:
     try:
         index = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        raise TypeError(f"sampler must yield integers, got {shown(value)} ({type(value).__name__}) "
-                        f"at position {position}") from None
+        raise TypeError(f"{name} must yield integers, got {shown(value)} ({type(value).__name__}) "
+                        f"at position {position}{place}") from None
     if index < 0:
-        raise _negative(index, position)
+        raise _negative(index, position, name, place)
     return index
 
 
-def _negative(index: int, position: int) -> ValueError:
-    return ValueError(f"sampler must yield indices >= 0, got {shown(index)} at position {position}")
+def _negative(index: int, position: int, name: str, place: str) -> ValueError:
+    return ValueError(f"{name} must yield indices >= 0, got {shown(index)} at position {position}{place}")
 
 
 def _joined(first: Indices, second: Indices) -> Indices:

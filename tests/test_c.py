@@ -1,7 +1,7 @@
 """Builds and runs the C tests, so that pytest is the one entry. They need a C compiler and no Python.
 
-`tests/c/test_<part>.c` is linked with `dataloader_rs/_<part>.c` and what that part is built on. `test_faults.c`
-contains the sources it tests.
+`tests/c/test_<part>.c` is linked with `dataloader_rs/_<part>.c`, or with the parts that it is about and what they are
+built on. `test_faults.c` contains the sources it tests.
 """
 
 import functools
@@ -18,9 +18,9 @@ import pytest
 
 PROGRAMS = Path(__file__).parent / "c"
 PACKAGE = Path(__file__).parents[1] / "dataloader_rs"
-BUILT_ON = {"pool": ["process", "reorder", "pace", "stopwatch", "gate"]}
-SELF_CONTAINED = {"faults"}
-THREADED = {"pool", "faults"}
+POOL = ["pool", "process", "reorder", "pace", "stopwatch", "gate"]
+PARTS = {"pool": POOL, "epochs": POOL, "faults": []}
+THREADED = {"pool", "epochs", "faults"}
 
 COMMON = ["-std=c11", "-pthread", f"-I{PACKAGE}"]
 VARIANTS = {
@@ -106,8 +106,7 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[s
 def test_c_program_builds_and_passes(part: str, variant: str, launcher, tmp_path: Path):
     """The program compiles without a warning and exits with 0; the sanitizers find nothing."""
     program = tmp_path / f"test_{part}"
-    parts = [] if part in SELF_CONTAINED else [part, *BUILT_ON.get(part, [])]
-    sources = [PROGRAMS / f"test_{part}.c", *(PACKAGE / f"_{name}.c" for name in parts)]
+    sources = [PROGRAMS / f"test_{part}.c", *(PACKAGE / f"_{name}.c" for name in PARTS.get(part, [part]))]
     prefix = launcher(variant)
     built = build(program, sources, VARIANTS[variant])
     if built.returncode:

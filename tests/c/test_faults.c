@@ -340,6 +340,14 @@ static void end_pool(dlrs_pool *pool)
     check_nothing_is_left();
 }
 
+static dlrs_epoch_options epoch_options(uint64_t batch_size, uint64_t capacity, uint64_t batches, uint64_t items)
+{
+    return (dlrs_epoch_options){.batch_size = batch_size,
+                                .capacity = capacity,
+                                .batches_in_parallel = batches,
+                                .items_in_parallel = items};
+}
+
 static dlrs_epoch *new_epoch(dlrs_pool *pool, dlrs_epoch_options options, uint64_t num_items)
 {
     dlrs_epoch *epoch = NULL;
@@ -352,8 +360,9 @@ static dlrs_epoch *new_epoch(dlrs_pool *pool, dlrs_epoch_options options, uint64
 static bool take(dlrs_epoch *epoch, uint64_t number, bool may_be_lost)
 {
     void *outcome = NULL;
+    uint64_t batch;
     CHECK_EQUAL(dlrs_epoch_wait(epoch, CHECK_PLENTY_NS), DLRS_OK);
-    dlrs_status status = dlrs_epoch_take(epoch, &outcome);
+    dlrs_status status = dlrs_epoch_take(epoch, &outcome, &batch);
     if (may_be_lost && status == DLRS_LOST)
         return false;
     CHECK_EQUAL(status, DLRS_OK);
@@ -601,7 +610,7 @@ static void test_failed_pool_leaves_others_alone(void)
     CHECK(dlrs_pool_is_usable(before));
     CHECK_EQUAL(process.live, 2);
     CHECK(process.members == &before->member && before->member.next == NULL);
-    dlrs_epoch *epoch = new_epoch(before, (dlrs_epoch_options){1, 2, 2, 1}, 3);
+    dlrs_epoch *epoch = new_epoch(before, epoch_options(1, 2, 2, 1), 3);
     for (uint64_t n = 0; n < 3; n++)
         take(epoch, n, false);
     CHECK(end(epoch));
@@ -700,7 +709,7 @@ static void test_last_one_out_frees_everything(void)
         tally_init(&at_gate);
         gate_is_shut = true;
         dlrs_pool *pool = new_pool(workers);
-        dlrs_epoch *epoch = new_epoch(pool, (dlrs_epoch_options){1, 9, workers, 1}, 9);
+        dlrs_epoch *epoch = new_epoch(pool, epoch_options(1, 9, workers, 1), 9);
         tally_await(&at_gate, workers);
         CHECK(!end(epoch));
         dlrs_pool_release(pool);
@@ -767,7 +776,7 @@ static void test_take_wakes_a_parked_worker(void)
     /* The ring is full and everybody is parked; each batch that is taken makes room for one more. */
     for (unsigned workers = 1; workers <= MOST_WORKERS; workers++) {
         dlrs_pool *pool = new_pool(workers);
-        dlrs_epoch *epoch = new_epoch(pool, (dlrs_epoch_options){1, 3, 4, 1}, 20);
+        dlrs_epoch *epoch = new_epoch(pool, epoch_options(1, 3, 4, 1), 20);
         for (uint64_t n = 0; n < 20; n++) {
             CHECK_EQUAL(claimed_when_all_are_parked(pool, epoch), n + 3 < 20 ? n + 3 : 20);
             take(epoch, n, false);
@@ -786,7 +795,7 @@ static void test_as_many_workers_are_woken_as_there_is_work_for(void)
         dlrs_pool *pool = new_pool(MOST_WORKERS);
         await(&parked, MOST_WORKERS);
         atomic_store(&wakes, 0);
-        dlrs_epoch *epoch = new_epoch(pool, (dlrs_epoch_options){1, 9, 9, 1}, batches);
+        dlrs_epoch *epoch = new_epoch(pool, epoch_options(1, 9, 9, 1), batches);
         tally_await(&at_gate, batches); /* all at once: each claim woke the next */
         await(&parked, MOST_WORKERS - batches);
         CHECK_EQUAL(atomic_load(&wakes), batches);
@@ -821,7 +830,7 @@ static void test_finished_head_wakes_the_waiting_consumer(void)
         tally_init(&at_gate);
         gate_is_shut = true;
         dlrs_pool *pool = new_pool(2);
-        consumer c = {.epoch = new_epoch(pool, (dlrs_epoch_options){2, 9, 1, items}, 2)};
+        consumer c = {.epoch = new_epoch(pool, epoch_options(2, 9, 1, items), 2)};
         tally_await(&at_gate, items);
         CHECK(pthread_create(&c.thread, NULL, wait_for_head, &c) == 0);
         await(&waiting, 1);
@@ -863,7 +872,7 @@ static void test_stop_wakes_all_who_wait(void)
         dlrs_pool *pool = new_pool(workers);
         consumer consumers[CONSUMERS];
         for (unsigned i = 0; i < CONSUMERS; i++) {
-            consumers[i] = (consumer){.epoch = new_epoch(pool, (dlrs_epoch_options){2, 9, 1, 1}, 0)};
+            consumers[i] = (consumer){.epoch = new_epoch(pool, epoch_options(2, 9, 1, 1), 0)};
             CHECK(pthread_create(&consumers[i].thread, NULL, wait_for_head, &consumers[i]) == 0);
         }
         await(&parked, workers);
@@ -886,7 +895,7 @@ static void test_wakes_without_a_reason_change_nothing(void)
         for (unsigned items = 1; items <= 2; items++) {
             dlrs_pool *pool = new_pool(workers);
             for (unsigned round = 0; round < check_rounds(20); round++) {
-                dlrs_epoch *epoch = new_epoch(pool, (dlrs_epoch_options){2, 3, workers, items}, 39);
+                dlrs_epoch *epoch = new_epoch(pool, epoch_options(2, 3, workers, items), 39);
                 for (uint64_t n = 0; n < 20; n++)
                     take(epoch, n, false);
                 end(epoch);

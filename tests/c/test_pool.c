@@ -345,9 +345,10 @@ static void begin_with(job *j, dlrs_pool *pool, uint64_t num_items)
 static token *take(job *j)
 {
     void *outcome = NULL;
+    uint64_t batch;
     CHECK_EQUAL(wait_for_batch(j->epoch, CHECK_PLENTY_NS), DLRS_OK);
     uint64_t number = atomic_fetch_add(&j->taken, 1);
-    CHECK_EQUAL(dlrs_epoch_take(j->epoch, &outcome), DLRS_OK);
+    CHECK_EQUAL(dlrs_epoch_take(j->epoch, &outcome, &batch), DLRS_OK);
     token *got = outcome;
     CHECK_EQUAL(got->batch, number);
     return got;
@@ -369,14 +370,16 @@ static void take_items(job *j, uint64_t num_items)
     for (; num_items > 0; num_items -= num_items < size ? num_items : size)
         take_batch(j, num_items < size ? num_items : size);
     void *outcome;
-    CHECK_EQUAL(dlrs_epoch_take(j->epoch, &outcome), DLRS_NOT_READY);
+    uint64_t batch;
+    CHECK_EQUAL(dlrs_epoch_take(j->epoch, &outcome, &batch), DLRS_NOT_READY);
 }
 
 static void check_not_ready(job *j)
 {
     void *outcome;
+    uint64_t batch;
     CHECK_EQUAL(wait_for_batch(j->epoch, 0), DLRS_NOT_READY);
-    CHECK_EQUAL(dlrs_epoch_take(j->epoch, &outcome), DLRS_NOT_READY);
+    CHECK_EQUAL(dlrs_epoch_take(j->epoch, &outcome, &batch), DLRS_NOT_READY);
 }
 
 /* Cancel, reclaim and leave, without waiting for anybody. How many things were reclaimed. */
@@ -649,10 +652,12 @@ static void test_batch_without_memory_for_its_results_is_lost_in_its_place(void)
     job_init(&j, too_many, 3, 2, 2);
     begin_with(&j, pool, 4 * too_many + 3);
     void *outcome = &j;
+    uint64_t batch;
     for (unsigned n = 0; n < 4; n++) {
         CHECK_EQUAL(wait_for_batch(j.epoch, CHECK_PLENTY_NS), DLRS_OK);
         atomic_fetch_add(&j.taken, 1);
-        CHECK_EQUAL(dlrs_epoch_take(j.epoch, &outcome), DLRS_LOST);
+        CHECK_EQUAL(dlrs_epoch_take(j.epoch, &outcome, &batch), DLRS_LOST);
+        CHECK_EQUAL(batch, n);
         CHECK(outcome == &j);
     }
     take_items(&j, 3);
@@ -1038,7 +1043,8 @@ static void test_stop_wakes_the_consumer(void)
         CHECK(pthread_join(thread, NULL) == 0);
         CHECK_EQUAL(w.status, DLRS_STOPPED);
         void *outcome;
-        CHECK_EQUAL(dlrs_epoch_take(j.epoch, &outcome), DLRS_STOPPED);
+        uint64_t batch;
+        CHECK_EQUAL(dlrs_epoch_take(j.epoch, &outcome, &batch), DLRS_STOPPED);
         CHECK_EQUAL(wait_for_batch(j.epoch, CHECK_PLENTY_NS), DLRS_STOPPED);
         tally_free(&w.about_to_wait);
         end_all(&j, pool);
@@ -1066,8 +1072,9 @@ static void test_stop_lets_each_worker_end_after_its_run(void)
             CHECK_EQUAL(atomic_load(&everybody.left), workers);
             CHECK_EQUAL(tally_count(&j.started), items == 1 ? 2 * workers : workers);
             void *outcome;
+            uint64_t batch;
             CHECK_EQUAL(wait_for_batch(j.epoch, CHECK_PLENTY_NS), DLRS_STOPPED);
-            CHECK_EQUAL(dlrs_epoch_take(j.epoch, &outcome), DLRS_STOPPED);
+            CHECK_EQUAL(dlrs_epoch_take(j.epoch, &outcome, &batch), DLRS_STOPPED);
             /* What they left there is not lost: each batch, or each result of half a batch. */
             unsigned reclaimed = end(&j);
             CHECK_EQUAL(reclaimed, items == 1 ? workers : workers / 2 + workers % 2);
@@ -1152,8 +1159,9 @@ static void test_worker_that_cannot_enter_fails_the_pool(void)
             job_init(&j, 1, 2, 1, WHOLE);
             begin(&j, pool);
             void *outcome;
+            uint64_t batch;
             CHECK_EQUAL(wait_for_batch(j.epoch, CHECK_PLENTY_NS), DLRS_NO_WORKER);
-            CHECK_EQUAL(dlrs_epoch_take(j.epoch, &outcome), DLRS_NO_WORKER);
+            CHECK_EQUAL(dlrs_epoch_take(j.epoch, &outcome, &batch), DLRS_NO_WORKER);
             CHECK(!dlrs_pool_is_usable(pool));
             CHECK(dlrs_pool_wait(pool, CHECK_PLENTY_NS));
             unsigned unable = 0;
@@ -1284,12 +1292,13 @@ static void test_signals_are_let_in_only_while_a_worker_works(void)
 static void check_forked(dlrs_pool *pool, job *j, uint64_t generation)
 {
     void *outcome;
+    uint64_t batch;
     dlrs_epoch *epoch;
     CHECK_EQUAL(dlrs_process_generation(), generation + 1);
     CHECK(!dlrs_pool_is_usable(pool));
     CHECK_EQUAL(dlrs_epoch_new(pool, &j->options, j, &epoch), DLRS_FORKED);
     dlrs_epoch_offer(j->epoch, 1, false);
-    CHECK_EQUAL(dlrs_epoch_take(j->epoch, &outcome), DLRS_FORKED);
+    CHECK_EQUAL(dlrs_epoch_take(j->epoch, &outcome, &batch), DLRS_FORKED);
     CHECK_EQUAL(wait_for_batch(j->epoch, UINT64_MAX), DLRS_FORKED);
     dlrs_epoch_cancel(j->epoch);
     CHECK(dlrs_epoch_reclaim(j->epoch) == NULL);

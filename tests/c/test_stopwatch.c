@@ -41,6 +41,16 @@ static void test_runs_are_timed(void)
     CHECK_EQUAL(watch.item_ns, 2 * US);
 }
 
+static void test_runs_without_items_tell_nothing_about_items(void)
+{
+    dlrs_stopwatch watch = {0};
+    uint64_t now = 1;
+    dlrs_stopwatch_begin(&watch, now);
+    run(&watch, &now, 10, 0, 64 * US);
+    CHECK_EQUAL(watch.run_ns, 64 * US);
+    CHECK_EQUAL(watch.item_ns, 0);
+}
+
 static void test_very_short_runs_are_timed_together(void)
 {
     dlrs_stopwatch watch = {0};
@@ -116,6 +126,7 @@ int main(int argc, char **argv)
     check_begin(argc, argv);
     RUN(test_average_starts_follows_and_smooths);
     RUN(test_runs_are_timed);
+    RUN(test_runs_without_items_tell_nothing_about_items);
     RUN(test_very_short_runs_are_timed_together);
     RUN(test_one_long_run_does_not_make_all_dear);
     RUN(test_time_that_is_skipped_does_not_count);

@@ -1,0 +1,121 @@
+"""Datasets without an index: they are iterated, each sample comes when it comes, and the end is seen when it is there."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Generic, TypeVar
+
+from dataloader_rs.errors import shown
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class PyIterableDataset(Generic[T_co]):
+    """Base class of datasets that are streams: subclass it and implement ``__iter__``.
+
+    A subclass may have a ``__len__``, which the loader then counts its batches by, and ``shards(num_shards)``, which
+    returns that many iterables that together give each sample once: with more than one worker each of them then reads a
+    shard of its own, and batches come from the shards in turns, in a fixed order.
+
+    Notes
+    -----
+    *Thread safety.* ``iter(dataset)`` is called once for each epoch, by the thread that starts it. All workers read from
+    that one iterator, or from one of the shards each, and one of them at a time: it needs no lock. Samples come in the
+    order of the stream, and ``next`` is not called again after the end.
+
+    Examples
+    --------
+    >>> from dataloader_rs import PyDataloader
+    >>> class Countdown(PyIterableDataset[int]):
+    ...     def __iter__(self):
+    ...         yield from (3, 2, 1)
+    >>> list(PyDataloader(Countdown(), batch_size=2, num_workers=2))
+    [[3, 2], [1]]
+    """
+
+    def __iter__(self) -> Iterator[T_co]:
+        raise NotImplementedError(f"{type(self).__name__} must implement __iter__")
+
+    @staticmethod
+    def of(source: object) -> PyIterableDataset:
+        """Adapt any iterable.
+
+        Parameters
+        ----------
+        source : iterable
+            A stream of another library, for example. A `PyIterableDataset` is returned as it is.
+
+        Returns
+        -------
+        PyIterableDataset
+
+        Raises
+        ------
+        TypeError
+            If it is no iterable.
+
+        Examples
+        --------
+        >>> list(PyIterableDataset.of("abc"))
+        ['a', 'b', 'c']
+        """
+        if isinstance(source, PyIterableDataset):
+            return source
+        if not isinstance(source, Iterable):
+            raise TypeError(f"source must be iterable, got {shown(source)} ({type(source).__name__})")
+        return _Adapter(source)
+
+
+class _Adapter(PyIterableDataset):
+    """An iterable that is no PyIterableDataset, in the clothes of one."""
+
+    def __init__(self, source: Iterable) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator:
+        return iter(self.source)
+
+    def __len__(self) -> int:
+        return len(self.source)  # type: ignore[arg-type]
+
+    def __repr__(self) -> str:
+        return f"PyIterableDataset.of({self.source!r})"
+
+
+def readers_of(dataset: PyIterableDataset, num_workers: int) -> list[Iterator]:
+    """The iterators that the workers of one epoch read: one for all, or one for each.
+
+    Raises
+    ------
+    Exception
+        What the dataset raises; a ValueError if it has not as many shards as it was asked for.
+    """
+    if num_workers < 2 or getattr(type(dataset), "shards", None) is None:
+        return [iter(dataset)]
+    shards = list(dataset.shards(num_workers))  # type: ignore[attr-defined]
+    if len(shards) != num_workers:
+        raise ValueError(f"{type(dataset).__name__}.shards({num_workers}) must return {num_workers} iterables, "
+                         f"got {len(shards)}")
+    return [iter(shard) for shard in shards]
+
+
+class LengthCheck:
+    """Warns once for a stream that gives another number of samples than its ``__len__`` says.
+
+    Parameters
+    ----------
+    dataset : PyIterableDataset
+    """
+
+    def __init__(self, dataset: PyIterableDataset) -> None:
+        self._name = type(dataset).__name__
+        self._has_warned = False
+
+    def check(self, expected: int | None, num_read: int) -> None:
+        """Compare what an epoch has read, to its end, with what was expected."""
+        if expected is None or expected == num_read or self._has_warned:
+            return
+        self._has_warned = True
+        warnings.warn(f"len({self._name}) is {expected}, but it gave {num_read} samples: all of them were delivered",
+                      RuntimeWarning, stacklevel=2)
