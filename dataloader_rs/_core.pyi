@@ -61,6 +61,7 @@ def start_epoch(
     source: range | ShuffledOrder | array[int] | list[int],
     num_items: int,
     stream: _Stream | None,
+    after: PyDataloaderIter[Any] | None = None,
 ) -> PyDataloaderIter[Any]: ...
 def start_stream(
     recipe: Recipe,

@@ -1071,7 +1071,8 @@ cdef class PyDataloaderIter:
         raise exiting("the workers have ended")
 
 
-def start_epoch(Recipe recipe not None, WorkerPool pool not None, source, uint64_t num_items, stream):
+def start_epoch(Recipe recipe not None, WorkerPool pool not None, source, uint64_t num_items, stream,
+                PyDataloaderIter after=None):
     """Start an epoch over indices and return its iterator.
 
     Parameters
@@ -1086,6 +1087,9 @@ def start_epoch(Recipe recipe not None, WorkerPool pool not None, source, uint64
     stream : object or None
         ``stream.draw()`` returns a list of further batches (lists of indices; only the last of all may be short, where
         the batch size is given) and sets ``stream.ended``, and ``stream.error`` to what ended it early or None.
+    after : PyDataloaderIter or None
+        Of the same recipe and pool, with workers, that nobody has begun to iterate yet: workers go on with this epoch
+        when they have no more to begin in that one, and the two together are fetched ahead no further than one.
 
     Raises
     ------
@@ -1108,7 +1112,7 @@ def start_epoch(Recipe recipe not None, WorkerPool pool not None, source, uint64
     epoch.source_is_array = type(source) is array
     epoch.source_batches = UINT64_MAX if stream is None else iterator.num_batches
     epoch.drawn = {}
-    start(iterator, 0)
+    start(iterator, 0, NULL if after is None else after.epoch.epoch_ptr)
     if recipe.num_workers == 0:
         return iterator
     iterator.offer(iterator.num_batches)
@@ -1150,7 +1154,7 @@ def start_stream(Recipe recipe not None, WorkerPool pool not None, list readers 
     iterator.complete = num_items is not None
     iterator.on_end = on_end
     epoch.readers = readers
-    start(iterator, len(readers))
+    start(iterator, len(readers), NULL)
     if recipe.num_workers > 0:
         dlrs_epoch_offer(epoch.epoch_ptr, UINT64_MAX, True)
     return iterator
@@ -1174,7 +1178,7 @@ cdef PyDataloaderIter new_iterator(Recipe recipe, WorkerPool pool, _Epoch epoch)
     return iterator
 
 
-cdef int start(PyDataloaderIter iterator, uint64_t num_lanes) except -1:
+cdef int start(PyDataloaderIter iterator, uint64_t num_lanes, dlrs_epoch *after) except -1:
     cdef Recipe recipe = iterator.epoch.recipe
     cdef WorkerPool pool = iterator.pool
     cdef dlrs_epoch_options options
@@ -1186,6 +1190,7 @@ cdef int start(PyDataloaderIter iterator, uint64_t num_lanes) except -1:
         options.items_in_parallel = recipe.items_in_parallel
         options.num_lanes = num_lanes
         options.unordered = not recipe.in_order
+        options.after = after
         status = dlrs_epoch_new(pool.pool_ptr, &options, <void *>iterator.epoch, &iterator.epoch.epoch_ptr)
         if status == DLRS_NO_MEMORY:
             raise MemoryError("no memory for the reorder buffer of an epoch")

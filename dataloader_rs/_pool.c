@@ -107,6 +107,8 @@ struct dlrs_epoch {
     uint64_t sizes_size;
     bool *lane_is_busy;         /* num_lanes of them */
     uint64_t lanes_ended;
+    bool all_offered;           /* no more batches are offered */
+    dlrs_epoch *after, *before; /* see dlrs_epoch_options.after, and the other way round; NULL once one is cancelled */
     uint64_t in_progress;       /* slots that are OPEN; at most batches_in_parallel */
     dlrs_slot *first_unstarted; /* OPEN slots, oldest first, with items that nobody has started */
     uint64_t holds;             /* the consumer, and each worker with a run of this epoch */
@@ -221,11 +223,21 @@ static dlrs_slot *startable_locked(const dlrs_epoch *epoch)
     return NULL;
 }
 
+/* May a batch be opened beside those of the epoch that this one comes after? */
+static bool can_open_after_locked(const dlrs_epoch *epoch)
+{
+    const dlrs_epoch *earlier = epoch->after;
+    return earlier->all_offered && earlier->ring.claimed == earlier->batches_offered
+           && epoch->in_progress + earlier->in_progress < epoch->batches_in_parallel
+           && dlrs_ring_has_room_beside(&epoch->ring, &earlier->ring);
+}
+
 static bool can_open_locked(const dlrs_epoch *epoch)
 {
     return epoch->in_progress < epoch->batches_in_parallel && epoch->ring.claimed < epoch->batches_offered
            && dlrs_ring_has_room(&epoch->ring)
-           && (epoch->num_lanes == 0 || !epoch->lane_is_busy[epoch->ring.claimed % epoch->num_lanes]);
+           && (epoch->num_lanes == 0 || !epoch->lane_is_busy[epoch->ring.claimed % epoch->num_lanes])
+           && (epoch->after == NULL || can_open_after_locked(epoch));
 }
 
 /* Items of the next batch. */
@@ -922,6 +934,11 @@ dlrs_status dlrs_epoch_new(dlrs_pool *pool, const dlrs_epoch_options *options, v
     epoch->look_again_ns = PATIENCE_NS;
     epoch->holds = 1;
     pthread_mutex_lock(&pool->lock);
+    epoch->after = options->after;
+    if (options->after != NULL) {
+        assert(options->after->pool == pool && !options->after->cancelled && options->after->before == NULL);
+        options->after->before = epoch;
+    }
     circle_add_locked(pool, epoch);
     dlrs_pace_disturb(&pool->pace, pool->last_report_ns);
     pthread_mutex_unlock(&pool->lock);
@@ -954,6 +971,7 @@ void dlrs_epoch_offer(dlrs_epoch *epoch, uint64_t num_items, bool last)
     epoch->batches_offered = epoch->items_offered / epoch->batch_size;
     if (last && epoch->items_offered % epoch->batch_size != 0)
         epoch->batches_offered++;
+    epoch->all_offered = last;
     offered_locked(epoch);
     pthread_mutex_unlock(&pool->lock);
 }
@@ -1168,6 +1186,16 @@ bool dlrs_epoch_find_worker(dlrs_epoch *epoch, unsigned *index, dlrs_run *run)
     return found != NULL;
 }
 
+static void part_from_neighbours_locked(dlrs_epoch *epoch)
+{
+    if (epoch->after != NULL)
+        epoch->after->before = NULL;
+    if (epoch->before != NULL)
+        epoch->before->after = NULL;
+    epoch->after = epoch->before = NULL;
+    wake_worker_locked(epoch->pool);
+}
+
 void dlrs_epoch_cancel(dlrs_epoch *epoch)
 {
     dlrs_pool *pool = epoch->pool;
@@ -1177,6 +1205,7 @@ void dlrs_epoch_cancel(dlrs_epoch *epoch)
     if (!epoch->cancelled) {
         epoch->cancelled = true;
         circle_remove_locked(pool, epoch);
+        part_from_neighbours_locked(epoch);
         epoch->first_unstarted = NULL;
         for (uint64_t n = epoch->ring.taken; n < epoch->ring.claimed; n++)
             epoch->ring.slots[n % epoch->ring.size]->closed = true;

@@ -91,6 +91,9 @@ typedef struct dlrs_epoch_options {
                                  * one of that lane has left it; the epoch ends when all lanes have ended. 0: no lanes.
                                  * For what can be read by one worker at a time, to an end that is not known before. */
     bool unordered;             /* batches are taken in the order in which they get ready */
+    dlrs_epoch *after;          /* not cancelled, of the same pool, with the same limits, and nobody else comes after it: the
+                                 * new epoch is not begun before all batches of that one are claimed, or it is cancelled,
+                                 * and the limits are for both together. NULL: none. */
 } dlrs_epoch_options;
 
 /* ---- the owner ---- */

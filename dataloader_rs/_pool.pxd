@@ -60,6 +60,7 @@ cdef extern from "_pool.h" nogil:
         uint64_t items_in_parallel
         uint64_t num_lanes
         bint unordered
+        dlrs_epoch *after
 
     dlrs_status dlrs_pool_new(const dlrs_pool_options *options, dlrs_pool **pool, int *os_error)
     uint64_t dlrs_pool_id(const dlrs_pool *pool)

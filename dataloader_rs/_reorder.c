@@ -66,6 +66,12 @@ bool dlrs_ring_has_room(const dlrs_ring *ring)
     return ring->claimed - ring->taken < ring->capacity;
 }
 
+bool dlrs_ring_has_room_beside(const dlrs_ring *ring, const dlrs_ring *other)
+{
+    uint64_t others = other->claimed - other->taken;
+    return others < ring->capacity && ring->claimed - ring->taken < ring->capacity - others;
+}
+
 /* Make sure that the slot has an entry, all NULL, for each of its items. */
 static bool clear_results(dlrs_slot *slot)
 {

@@ -70,6 +70,9 @@ void dlrs_ring_free(dlrs_ring *ring);
 /* Is there room for one more batch? */
 bool dlrs_ring_has_room(const dlrs_ring *ring);
 
+/* The same, if the batches of another ring count too. */
+bool dlrs_ring_has_room_beside(const dlrs_ring *ring, const dlrs_ring *other);
+
 /* Claim the next batch, of `num_items` items. With `singly`, the slot gets an entry in `results` for
  * each item; if there is no memory for them the slot comes back LOST, to be met in its place in the order. NULL
  * if the ring is full; also if it could not grow, in which case it goes on with the slots it has. */

@@ -382,6 +382,81 @@ static void test_worker_of_the_batch_that_is_waited_for_is_found(void)
     }
 }
 
+/* ---- one after the other ---- */
+
+/* The later epoch is begun when the earlier has no more to be claimed, within the limits of one. */
+static void test_later_epoch_goes_on_where_the_earlier_ends(void)
+{
+    for (unsigned items = 1; items <= 2; items++) {
+        stage earlier, later;
+        stage_init(&earlier, 1, 5, 2, items);
+        stage_init(&later, 1, 5, 2, items);
+        earlier.gated = 1 << 2;
+        dlrs_pool *pool = new_pool(2 * items);
+        begin(&earlier, pool);
+        later.options.after = earlier.epoch;
+        begin(&later, pool);
+        dlrs_epoch_offer(later.epoch, 20, true);
+        CHECK_EQUAL(dlrs_epoch_wait(later.epoch, 20000000), DLRS_NOT_READY);
+        CHECK_EQUAL(tally_count(&later.begun), 0); /* the earlier may still be offered more */
+        dlrs_epoch_offer(earlier.epoch, 3, true);
+        tally_await(&later.begun, 2); /* 3 of the earlier and 2 of the later are 5 */
+        CHECK_EQUAL(dlrs_epoch_wait(later.epoch, CHECK_PLENTY_NS), DLRS_OK);
+        for (unsigned n = 0; n < 2; n++) {
+            CHECK_EQUAL(take_batch(&earlier), n);
+            tally_await(&later.begun, 3 + n);
+        }
+        CHECK_EQUAL(dlrs_epoch_wait(later.epoch, 20000000), DLRS_OK);
+        CHECK_EQUAL(tally_count(&later.begun), 4);
+        tally_add(&earlier.gates[2]);
+        CHECK_EQUAL(take_batch(&earlier), 2);
+        end(&earlier);
+        for (uint64_t n = 0; n < 20; n++)
+            CHECK_EQUAL(take_batch(&later), n);
+        stage_free(&earlier);
+        end_all(&later, pool);
+    }
+}
+
+static void test_later_epoch_begins_when_the_earlier_is_cancelled(void)
+{
+    stage earlier, later;
+    stage_init(&earlier, 1, 2, 1, 1);
+    stage_init(&later, 1, 2, 1, 1);
+    dlrs_pool *pool = new_pool(1);
+    begin(&earlier, pool);
+    later.options.after = earlier.epoch;
+    begin(&later, pool);
+    dlrs_epoch_offer(earlier.epoch, 100, true);
+    dlrs_epoch_offer(later.epoch, 3, true);
+    CHECK_EQUAL(take_batch(&earlier), 0);
+    CHECK_EQUAL(tally_count(&later.begun), 0);
+    end(&earlier);
+    for (uint64_t n = 0; n < 3; n++)
+        CHECK_EQUAL(take_batch(&later), n);
+    stage_free(&earlier);
+    end_all(&later, pool);
+}
+
+static void test_earlier_epoch_outlives_the_later(void)
+{
+    stage earlier, later;
+    stage_init(&earlier, 1, 4, 2, 1);
+    stage_init(&later, 1, 4, 2, 1);
+    dlrs_pool *pool = new_pool(2);
+    begin(&earlier, pool);
+    later.options.after = earlier.epoch;
+    begin(&later, pool);
+    dlrs_epoch_offer(earlier.epoch, 10, true);
+    dlrs_epoch_offer(later.epoch, 10, true);
+    CHECK_EQUAL(take_batch(&earlier), 0);
+    end(&later);
+    for (uint64_t n = 1; n < 10; n++)
+        CHECK_EQUAL(take_batch(&earlier), n);
+    stage_free(&later);
+    end_all(&earlier, pool);
+}
+
 int main(int argc, char **argv)
 {
     check_begin(argc, argv);
@@ -394,5 +469,8 @@ int main(int argc, char **argv)
     RUN(test_unordered_batches_come_once_each);
     RUN(test_unordered_epoch_holds_no_more_than_its_capacity);
     RUN(test_worker_of_the_batch_that_is_waited_for_is_found);
+    RUN(test_later_epoch_goes_on_where_the_earlier_ends);
+    RUN(test_later_epoch_begins_when_the_earlier_is_cancelled);
+    RUN(test_earlier_epoch_outlives_the_later);
     return check_end();
 }
