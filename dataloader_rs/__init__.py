@@ -5,8 +5,8 @@ indices), ``_shuffle.pyx`` and ``_order.c`` (the order of a shuffle), ``loader.p
 ``arguments.py`` (checks), ``pools.py`` (when threads start), ``_reorder.c`` (the ring of slots) and ``_pool.c`` (the
 threads that fill it), ``_core.pyx`` with ``_bridge.h`` and ``_freethreading.h`` (the bridge between the two and Python,
 and the iterator), ``threads.py`` (what makes a worker look like a Python thread), ``fetch.py`` (how items are asked
-for), ``errors.py`` (how an exception of user code comes out), ``sharing.py`` with ``_share.pyx`` (lookup tables that
-all threads read).
+for), ``errors.py`` (how an exception of user code comes out), ``epochs.py`` (the number of an epoch), ``sharing.py`` with ``_share.pyx`` (lookup tables that all threads
+read).
 """
 
 from importlib.metadata import PackageNotFoundError

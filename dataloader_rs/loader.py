@@ -12,6 +12,7 @@ from dataloader_rs._core import Counter, PyDataloaderIter, Recipe, start_epoch
 from dataloader_rs._shuffle import ShuffledOrder
 from dataloader_rs.arguments import checked_count, checked_flag, checked_integer
 from dataloader_rs.dataset import PyDataset, dataset_name, fetch_many_of, indexed_object
+from dataloader_rs.epochs import EPOCH_END, EpochNumbers, tell_epoch
 from dataloader_rs.errors import not_the_end, shown
 from dataloader_rs.pools import LoaderPools
 from dataloader_rs.sampler import IndexStream, read_all
@@ -69,8 +70,9 @@ class PyDataloader(Generic[B_co]):
 
     Notes
     -----
-    ``iter(loader)`` starts an epoch: the k-th call is epoch k, finished or not. Threads start at the first one, and
-    serve all further epochs. *Thread safety.* Any thread may start epochs; they share the workers fairly.
+    ``iter(loader)`` starts an epoch: the k-th call is epoch k, finished or not, unless ``set_epoch`` was called.
+    Threads start at the first one, and serve all further epochs. *Thread safety.* Any thread may start epochs; they
+    share the workers fairly.
 
     Examples
     --------
@@ -138,7 +140,8 @@ class PyDataloader(Generic[B_co]):
             self.items_in_parallel, self.defer_refcount,
         )
         self._order_seed = int.from_bytes(os.urandom(8)) if self.seed is None else self.seed
-        self._epochs = Counter()
+        self._epochs = EpochNumbers()
+        self._reads = Counter()
         self._pools = LoaderPools()
 
     def __iter__(self) -> PyDataloaderIter[B_co]:
@@ -160,6 +163,39 @@ class PyDataloader(Generic[B_co]):
             except NotImplementedError as error:
                 raise TypeError(f"sampler {shown(self.sampler)} does not say how long it is") from error
         return num_items // self.batch_size if self.drop_last else -(-num_items // self.batch_size)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the number of the epoch that the next ``iter(loader)`` starts; later ones go on from there.
+
+        With `shuffle`, number and `seed` decide the order, so a run that is taken up again in epoch k sees the orders that
+        it would have seen. The number is passed on to the ``set_epoch`` of the
+        sampler and of the dataset, if they have one. Epochs under way keep theirs.
+
+        Parameters
+        ----------
+        epoch : int
+            ``0 <= epoch < 2**64``.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If `epoch` is no such number.
+
+        Examples
+        --------
+        >>> from dataloader_rs import PyDataloader, PyDataset
+        >>> loader = PyDataloader(PyDataset.of("abcde"), batch_size=5, shuffle=True, seed=0)
+        >>> first = list(loader)
+        >>> loader.set_epoch(0)
+        >>> list(loader) == first
+        True
+        """
+        epoch = checked_integer("epoch", epoch)
+        if not 0 <= epoch < EPOCH_END:
+            raise ValueError(f"epoch must be >= 0 and < 2**64, got {shown(epoch)}")
+        tell_epoch(self.sampler, epoch)
+        tell_epoch(indexed_object(self.dataset), epoch)
+        self._epochs.set(epoch)
 
     def close(self) -> None:
         """End the worker threads, and wait until they have left user code, so that files can be closed after it.
@@ -221,7 +257,8 @@ class PyDataloader(Generic[B_co]):
                 if stream.ended:
                     stream = None
             is_empty = stream is None and not indices
-            if self._epochs.take() > 0 and is_empty and (length or isinstance(self.sampler, Iterator)):
+            self._epochs.take()
+            if self._reads.take() > 0 and is_empty and (length or isinstance(self.sampler, Iterator)):
                 warnings.warn(f"sampler {shown(self.sampler)} yields nothing, as an iterator does that an earlier "
                               f"epoch has used up: this epoch is empty", RuntimeWarning, stacklevel=3)
         num_items = len(indices)
@@ -234,7 +271,7 @@ DEFAULTS = {parameter.name: parameter.default
             for parameter in inspect.signature(PyDataloader).parameters.values()
             if parameter.default is not parameter.empty}
 ARGUMENTS = frozenset(DEFAULTS) | {"dataset"}
-RUNTIME = frozenset({"_recipe", "_order_seed", "_epochs", "_pools"})
+RUNTIME = frozenset({"_recipe", "_order_seed", "_epochs", "_reads", "_pools"})
 
 
 def _is_iterable(value: object) -> bool:

@@ -18,7 +18,10 @@ from dataloader_rs import PyDataloader, PyDataloaderIter, PyDataset
 
 COUNTS = {"batch_size": "> 0", "prefetch_depth": "> 0", "num_workers": ">= 0", "items_in_parallel": "> 0"}
 FLAGS = ["shuffle", "drop_last", "defer_refcount", "adaptive"]
-KEYWORDS = ["defer_refcount", "adaptive"]
+KEYWORDS = {
+    "defer_refcount": True,
+    "adaptive": True,
+}
 POSITIONAL = {
     "batch_size": 1, "prefetch_depth": 2, "shuffle": False, "sampler": None, "num_workers": 0, "collate_fn": None,
     "drop_last": False, "seed": None, "items_in_parallel": 1,
@@ -383,13 +386,13 @@ def test_signature_is_the_real_one():
     for name, default in POSITIONAL.items():
         assert parameters[name].default is default
         assert parameters[name].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
-    for name in KEYWORDS:
-        assert parameters[name].default is True
+    for name, default in KEYWORDS.items():
+        assert parameters[name].default is default
         assert parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
 
 
 def test_arguments_may_be_given_by_position():
-    """All but defer_refcount and adaptive, in the documented order."""
+    """Those that are not by keyword only, in the documented order."""
     dataset = Ids(5)
     given = [dataset, 2, 3, True, None, 1, last, True, 7, 4]
     loader = PyDataloader(*given)
@@ -409,9 +412,7 @@ def test_defaults_can_be_read_back():
     dataset = Ids(5)
     loader = PyDataloader(dataset)
     assert loader.dataset is dataset
-    assert loader.defer_refcount is True
-    assert loader.adaptive is True
-    for name, default in POSITIONAL.items():
+    for name, default in {**POSITIONAL, **KEYWORDS}.items():
         assert getattr(loader, name) is default
 
 
