@@ -14,6 +14,7 @@ from dataloader_rs.arguments import checked_count, checked_flag, checked_integer
 from dataloader_rs.dataset import PyDataset, dataset_name, fetch_many_of, indexed_object
 from dataloader_rs.epochs import EPOCH_END, EpochNumbers, tell_epoch
 from dataloader_rs.errors import not_the_end, shown
+from dataloader_rs.generators import checked_generator, draw_key
 from dataloader_rs.pools import LoaderPools
 from dataloader_rs.sampler import IndexStream, read_all
 
@@ -62,6 +63,9 @@ class PyDataloader(Generic[B_co]):
         Keep workers parked for as long as fewer of them get more items done, which the loader tries out from time to
         time; `num_workers` and `items_in_parallel` are then a ceiling. Items that wait for each other are not held up
         by it for more than a few milliseconds. With False all workers take part always.
+    generator : numpy.random.Generator, random.Random or torch.Generator, optional
+        Where the orders of ``shuffle=True`` come from, instead of `seed`: every ``iter(loader)`` draws one 64-bit
+        number from it, so that its state after an epoch does not depend on the workers. Unused without `shuffle`.
 
     Raises
     ------
@@ -97,6 +101,7 @@ class PyDataloader(Generic[B_co]):
         *,
         defer_refcount: bool = True,
         adaptive: bool = True,
+        generator: Any = None,
     ) -> None:
         if not isinstance(dataset, PyDataset):
             raise TypeError(f"dataset must be a PyDataset (PyDatasetBase), got {type(dataset).__name__}: subclass "
@@ -109,6 +114,8 @@ class PyDataloader(Generic[B_co]):
         drop_last = checked_flag("drop_last", drop_last)
         defer_refcount = checked_flag("defer_refcount", defer_refcount)
         adaptive = checked_flag("adaptive", adaptive)
+        if generator is not None:
+            generator = checked_generator(generator)
         if seed is not None:
             seed = checked_integer("seed", seed)
         if collate_fn is not None and not callable(collate_fn):
@@ -125,10 +132,13 @@ class PyDataloader(Generic[B_co]):
             raise ValueError(f"seed needs shuffle=True, got seed={shown(seed)} with shuffle=False")
         if seed is not None and not 0 <= seed < SEED_END:
             raise ValueError(f"seed must be >= 0 and < 2**64, got {shown(seed)}")
+        if seed is not None and generator is not None:
+            raise ValueError(f"seed and generator are mutually exclusive, "
+                             f"got seed={shown(seed)} and generator={shown(generator)}")
         vars(self).update(
             dataset=dataset, batch_size=batch_size, prefetch_depth=prefetch_depth, shuffle=shuffle, sampler=sampler,
             num_workers=num_workers, collate_fn=collate_fn, drop_last=drop_last, seed=seed,
-            items_in_parallel=items_in_parallel, defer_refcount=defer_refcount, adaptive=adaptive,
+            items_in_parallel=items_in_parallel, defer_refcount=defer_refcount, adaptive=adaptive, generator=generator,
         )
         self._prepare()
 
@@ -167,8 +177,8 @@ class PyDataloader(Generic[B_co]):
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the epoch that the next ``iter(loader)`` starts; later ones go on from there.
 
-        With `shuffle`, number and `seed` decide the order, so a run that is taken up again in epoch k sees the orders that
-        it would have seen. The number is passed on to the ``set_epoch`` of the
+        With `shuffle`, number and `seed` decide the order (with `generator`, they do not), so a run that is taken up
+        again in epoch k sees the orders that it would have seen. The number is passed on to the ``set_epoch`` of the
         sampler and of the dataset, if they have one. Epochs under way keep theirs.
 
         Parameters
@@ -246,7 +256,12 @@ class PyDataloader(Generic[B_co]):
         if self.sampler is None:
             length = len(self.dataset)
             epoch = self._epochs.take()
-            indices = ShuffledOrder(length, self._order_seed, epoch) if self.shuffle else range(length)
+            if not self.shuffle:
+                indices = range(length)
+            elif self.generator is None:
+                indices = ShuffledOrder(length, self._order_seed, epoch)
+            else:
+                indices = ShuffledOrder(length, draw_key(self.generator), 0)
         else:
             length = _known_length(self.sampler)
             if length is not None:

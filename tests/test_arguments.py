@@ -21,6 +21,7 @@ FLAGS = ["shuffle", "drop_last", "defer_refcount", "adaptive"]
 KEYWORDS = {
     "defer_refcount": True,
     "adaptive": True,
+    "generator": None,
 }
 POSITIONAL = {
     "batch_size": 1, "prefetch_depth": 2, "shuffle": False, "sampler": None, "num_workers": 0, "collate_fn": None,

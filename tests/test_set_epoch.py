@@ -217,3 +217,10 @@ def test_copy_starts_at_zero():
     loader = load()
     loader.set_epoch(5)
     assert next(iter(copy.copy(loader))) == orders(1)[0]
+
+
+def test_generator_is_drawn_from_all_the_same(num_workers):
+    """With ``generator=`` the orders come from its state, which no number of an epoch tells."""
+    first, second = [load(seed=None, generator=np.random.default_rng(1), num_workers=num_workers) for _ in range(2)]
+    second.set_epoch(9)
+    assert [list(first), list(first)] == [list(second), list(second)]
