@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
+from dataloader_rs.foreign import is_foreign_dataset, is_foreign_stream
+
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -95,6 +97,16 @@ class _Adapter(PyDataset):
 class _BatchedAdapter(_Adapter):
     def __getitems__(self, indices: list[int]) -> object:
         return self.source.__getitems__(indices)  # type: ignore[attr-defined]
+
+
+def checked_dataset(dataset: object) -> PyDataset:
+    """A PyDataset, or a dataset of torch or Hugging Face, which answers as one; anything else is a TypeError."""
+    if isinstance(dataset, PyDataset) or is_foreign_dataset(dataset):
+        return dataset  # type: ignore[return-value]
+    if is_foreign_stream(dataset):
+        raise TypeError(f"dataset must be asked by index, got an iterable dataset ({type(dataset).__name__})")
+    raise TypeError(f"dataset must be a PyDataset (PyDatasetBase), got {type(dataset).__name__}: subclass "
+                    f"dataloader_rs.PyDataset, or wrap the object with PyDataset.of(obj)")
 
 
 def fetch_many_of(dataset: object):

@@ -11,12 +11,18 @@ from typing import Any, Generic, TypeVar
 from dataloader_rs._core import Counter, PyDataloaderIter, Recipe, start_epoch
 from dataloader_rs._shuffle import ShuffledOrder
 from dataloader_rs.arguments import checked_count, checked_flag, checked_integer
-from dataloader_rs.dataset import PyDataset, dataset_name, fetch_many_of, indexed_object
+from dataloader_rs.dataset import PyDataset, checked_dataset, dataset_name, fetch_many_of, indexed_object
 from dataloader_rs.epochs import EPOCH_END, EpochNumbers, tell_epoch
 from dataloader_rs.errors import not_the_end, shown
 from dataloader_rs.generators import checked_generator, draw_key
 from dataloader_rs.pools import LoaderPools
 from dataloader_rs.sampler import IndexStream, read_all
+from dataloader_rs.torch_arguments import (
+    checked_device,
+    checked_multiprocessing_context,
+    checked_prefetch_factor,
+    depth_of_prefetch_factor,
+)
 
 B_co = TypeVar("B_co", covariant=True)
 
@@ -31,12 +37,13 @@ class PyDataloader(Generic[B_co]):
     Parameters
     ----------
     dataset : PyDataset
-        Where samples come from.
+        Where samples come from. A ``torch.utils.data.Dataset`` or a ``datasets.Dataset`` of Hugging Face is taken as it
+        is; `PyDataset.of` wraps anything else.
     batch_size : int
         Samples in a batch, > 0.
     prefetch_depth : int
         How far ahead of the consumer workers may load, > 0: at most ``num_workers + prefetch_depth`` batches are in
-        progress or waiting. Without effect when `num_workers` is 0.
+        progress or waiting. Without effect when `num_workers` is 0, or `prefetch_factor` is given.
     shuffle : bool
         A new random order every epoch. Exclusive with `sampler`.
     sampler : iterable of int, optional
@@ -66,6 +73,16 @@ class PyDataloader(Generic[B_co]):
     generator : numpy.random.Generator, random.Random or torch.Generator, optional
         Where the orders of ``shuffle=True`` come from, instead of `seed`: every ``iter(loader)`` draws one 64-bit
         number from it, so that its state after an epoch does not depend on the workers. Unused without `shuffle`.
+    prefetch_factor : int, optional
+        torch's way to say how far workers load ahead, > 0: at most ``prefetch_factor * num_workers`` batches are in
+        progress or waiting. Exclusive with any `prefetch_depth` but the default. Without effect when `num_workers` is
+        0.
+    persistent_workers : bool
+        Without effect: workers always live as long as the loader.
+    multiprocessing_context : str or multiprocessing context, optional
+        Without effect: there are no processes.
+    pin_memory_device : str
+        Without effect.
 
     Raises
     ------
@@ -102,10 +119,12 @@ class PyDataloader(Generic[B_co]):
         defer_refcount: bool = True,
         adaptive: bool = True,
         generator: Any = None,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        multiprocessing_context: Any = None,
+        pin_memory_device: str = "",
     ) -> None:
-        if not isinstance(dataset, PyDataset):
-            raise TypeError(f"dataset must be a PyDataset (PyDatasetBase), got {type(dataset).__name__}: subclass "
-                            f"dataloader_rs.PyDataset, or wrap the object with PyDataset.of(obj)")
+        dataset = checked_dataset(dataset)
         batch_size = checked_count("batch_size", batch_size, least=1)
         prefetch_depth = checked_count("prefetch_depth", prefetch_depth, least=1)
         num_workers = checked_count("num_workers", num_workers, least=0)
@@ -116,6 +135,12 @@ class PyDataloader(Generic[B_co]):
         adaptive = checked_flag("adaptive", adaptive)
         if generator is not None:
             generator = checked_generator(generator)
+        if prefetch_factor is not None:
+            prefetch_factor = checked_prefetch_factor(prefetch_factor, prefetch_depth)
+        persistent_workers = checked_flag("persistent_workers", persistent_workers)
+        if multiprocessing_context is not None:
+            multiprocessing_context = checked_multiprocessing_context(multiprocessing_context)
+        pin_memory_device = checked_device("pin_memory_device", pin_memory_device)
         if seed is not None:
             seed = checked_integer("seed", seed)
         if collate_fn is not None and not callable(collate_fn):
@@ -139,14 +164,19 @@ class PyDataloader(Generic[B_co]):
             dataset=dataset, batch_size=batch_size, prefetch_depth=prefetch_depth, shuffle=shuffle, sampler=sampler,
             num_workers=num_workers, collate_fn=collate_fn, drop_last=drop_last, seed=seed,
             items_in_parallel=items_in_parallel, defer_refcount=defer_refcount, adaptive=adaptive, generator=generator,
+            prefetch_factor=prefetch_factor, persistent_workers=persistent_workers,
+            multiprocessing_context=multiprocessing_context, pin_memory_device=pin_memory_device,
         )
         self._prepare()
 
     def _prepare(self) -> None:
         """Make what is not an argument: it belongs to this object and this process."""
+        prefetch_depth = self.prefetch_depth
+        if self.prefetch_factor is not None:
+            prefetch_depth = depth_of_prefetch_factor(self.prefetch_factor, self.num_workers)
         self._recipe = Recipe(
             indexed_object(self.dataset), fetch_many_of(self.dataset), self.collate_fn,
-            min(self.batch_size, MAX_COUNT), self.num_workers, min(self.prefetch_depth, MAX_COUNT),
+            min(self.batch_size, MAX_COUNT), self.num_workers, min(prefetch_depth, MAX_COUNT),
             self.items_in_parallel, self.defer_refcount,
         )
         self._order_seed = int.from_bytes(os.urandom(8)) if self.seed is None else self.seed

@@ -16,12 +16,19 @@ from datasets import Ids
 import dataloader_rs
 from dataloader_rs import PyDataloader, PyDataloaderIter, PyDataset
 
-COUNTS = {"batch_size": "> 0", "prefetch_depth": "> 0", "num_workers": ">= 0", "items_in_parallel": "> 0"}
-FLAGS = ["shuffle", "drop_last", "defer_refcount", "adaptive"]
+COUNTS = {"batch_size": "> 0", "prefetch_depth": "> 0", "num_workers": ">= 0", "items_in_parallel": "> 0",
+          "prefetch_factor": "> 0"}
+FLAGS = ["shuffle", "drop_last", "defer_refcount", "adaptive", "persistent_workers"]
+# Those for which None means that the argument was not given.
+OPTIONAL = ["prefetch_factor"]
 KEYWORDS = {
     "defer_refcount": True,
     "adaptive": True,
     "generator": None,
+    "prefetch_factor": None,
+    "persistent_workers": False,
+    "multiprocessing_context": None,
+    "pin_memory_device": "",
 }
 POSITIONAL = {
     "batch_size": 1, "prefetch_depth": 2, "shuffle": False, "sampler": None, "num_workers": 0, "collate_fn": None,
@@ -88,6 +95,9 @@ def last(samples):
                                    np.array([2])], ids=repr)
 def test_count_of_a_wrong_type_is_a_type_error(name, value):
     """A count that is no integer, a bool or a float among them, is a TypeError with its name, the rule, the value."""
+    if value is None and name in OPTIONAL:
+        assert getattr(PyDataloader(Ids(5), **{name: value}), name) is None
+        return
     with pytest.raises(TypeError) as caught:
         PyDataloader(Ids(5), **{name: value})
     message = str(caught.value)
@@ -187,6 +197,9 @@ def test_number_too_long_to_print_still_gets_the_right_message(name, rule):
 @pytest.mark.parametrize("value", [0, 1, 1.0, "yes", None, [True], np.int64(1), np.array([True])], ids=repr)
 def test_flag_of_a_wrong_type_is_a_type_error(name, value):
     """A flag is True or False and nothing that only counts as one."""
+    if value is None and name in OPTIONAL:
+        assert getattr(PyDataloader(Ids(5), **{name: value}), name) is None
+        return
     with pytest.raises(TypeError) as caught:
         PyDataloader(Ids(5), **{name: value})
     assert str(caught.value).startswith(f"{name} must be True or False, got {value!r}")
