@@ -5,8 +5,8 @@ indices), ``_shuffle.pyx`` and ``_order.c`` (the order of a shuffle), ``loader.p
 ``arguments.py`` (checks), ``pools.py`` (when threads start), ``_reorder.c`` (the ring of slots) and ``_pool.c`` (the
 threads that fill it), ``_core.pyx`` with ``_bridge.h`` and ``_freethreading.h`` (the bridge between the two and Python,
 and the iterator), ``threads.py`` (what makes a worker look like a Python thread), ``fetch.py`` (how items are asked
-for), ``errors.py`` (how an exception of user code comes out), ``epochs.py`` and ``generators.py`` with ``locks.py`` (what the order of an
-epoch depends on), ``torch_arguments.py`` and
+for), ``errors.py`` (how an exception of user code comes out), ``epochs.py`` and ``generators.py`` (what the order of an
+epoch depends on), ``serial.py`` with ``locks.py`` (one thread at a time in a dataset), ``torch_arguments.py`` and
 ``foreign.py`` (what comes from torch as it is), ``sharing.py`` with ``_share.pyx`` (lookup tables that all threads
 read).
 """

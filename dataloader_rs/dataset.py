@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from dataloader_rs.foreign import is_foreign_dataset, is_foreign_stream
 
@@ -17,10 +17,17 @@ class PyDataset(Generic[T_co]):
     ``__getitem__`` once for each item. ``__getitems__ = None`` in a subclass turns an inherited one off. It is looked
     up on the class, once for each loader.
 
+    Attributes
+    ----------
+    serial_dataset : bool
+        Whether loaders are to ask for one item at a time, however many workers they have; see `PyDataloader`. For a
+        class to set, or an instance.
+
     Notes
     -----
     *Thread safety.* With ``num_workers > 0`` these methods run on several threads at once. A dataset that only reads
-    is safe; one that seeks in a shared file, fills a cache or counts needs a lock, or a `threading.local`.
+    is safe; one that seeks in a shared file, fills a cache or counts needs a lock, a `threading.local`, or
+    ``serial_dataset = True``.
 
     Examples
     --------
@@ -32,6 +39,8 @@ class PyDataset(Generic[T_co]):
     >>> Squares()[4]
     16
     """
+
+    serial_dataset: ClassVar[bool] = False
 
     def __len__(self) -> int:
         raise NotImplementedError(f"{type(self).__name__} must implement __len__")

@@ -17,6 +17,7 @@ from dataloader_rs.errors import not_the_end, shown
 from dataloader_rs.generators import checked_generator, draw_key
 from dataloader_rs.pools import LoaderPools
 from dataloader_rs.sampler import IndexStream, read_all
+from dataloader_rs.serial import is_serial, serial_proxy_of
 from dataloader_rs.torch_arguments import (
     checked_device,
     checked_multiprocessing_context,
@@ -83,6 +84,11 @@ class PyDataloader(Generic[B_co]):
         Without effect: there are no processes.
     pin_memory_device : str
         Without effect.
+    serial_dataset : bool, optional
+        Ask the dataset for one item (or, with ``__getitems__``, one batch) at a time, for data that threads cannot read
+        side by side, as a file that is moved with ``seek``. All loaders of one dataset object share that lock, whose
+        holder may ask again. ``collate_fn``, ``__len__`` and the consumer do not need it. None asks the dataset's
+        attribute of the same name.
 
     Raises
     ------
@@ -123,6 +129,7 @@ class PyDataloader(Generic[B_co]):
         persistent_workers: bool = False,
         multiprocessing_context: Any = None,
         pin_memory_device: str = "",
+        serial_dataset: bool | None = None,
     ) -> None:
         dataset = checked_dataset(dataset)
         batch_size = checked_count("batch_size", batch_size, least=1)
@@ -141,6 +148,8 @@ class PyDataloader(Generic[B_co]):
         if multiprocessing_context is not None:
             multiprocessing_context = checked_multiprocessing_context(multiprocessing_context)
         pin_memory_device = checked_device("pin_memory_device", pin_memory_device)
+        if serial_dataset is not None:
+            serial_dataset = checked_flag("serial_dataset", serial_dataset)
         if seed is not None:
             seed = checked_integer("seed", seed)
         if collate_fn is not None and not callable(collate_fn):
@@ -166,16 +175,21 @@ class PyDataloader(Generic[B_co]):
             items_in_parallel=items_in_parallel, defer_refcount=defer_refcount, adaptive=adaptive, generator=generator,
             prefetch_factor=prefetch_factor, persistent_workers=persistent_workers,
             multiprocessing_context=multiprocessing_context, pin_memory_device=pin_memory_device,
+            serial_dataset=serial_dataset,
         )
         self._prepare()
 
     def _prepare(self) -> None:
         """Make what is not an argument: it belongs to this object and this process."""
+        asked, fetch_many = indexed_object(self.dataset), fetch_many_of(self.dataset)
+        if is_serial(asked, self.serial_dataset):
+            asked = serial_proxy_of(asked)
+            fetch_many = None if fetch_many is None else asked.serialized(fetch_many)
         prefetch_depth = self.prefetch_depth
         if self.prefetch_factor is not None:
             prefetch_depth = depth_of_prefetch_factor(self.prefetch_factor, self.num_workers)
         self._recipe = Recipe(
-            indexed_object(self.dataset), fetch_many_of(self.dataset), self.collate_fn,
+            asked, fetch_many, self.collate_fn,
             min(self.batch_size, MAX_COUNT), self.num_workers, min(prefetch_depth, MAX_COUNT),
             self.items_in_parallel, self.defer_refcount,
         )

@@ -18,9 +18,9 @@ from dataloader_rs import PyDataloader, PyDataloaderIter, PyDataset
 
 COUNTS = {"batch_size": "> 0", "prefetch_depth": "> 0", "num_workers": ">= 0", "items_in_parallel": "> 0",
           "prefetch_factor": "> 0"}
-FLAGS = ["shuffle", "drop_last", "defer_refcount", "adaptive", "persistent_workers"]
+FLAGS = ["shuffle", "drop_last", "defer_refcount", "adaptive", "persistent_workers", "serial_dataset"]
 # Those for which None means that the argument was not given.
-OPTIONAL = ["prefetch_factor"]
+OPTIONAL = ["prefetch_factor", "serial_dataset"]
 KEYWORDS = {
     "defer_refcount": True,
     "adaptive": True,
@@ -29,6 +29,7 @@ KEYWORDS = {
     "persistent_workers": False,
     "multiprocessing_context": None,
     "pin_memory_device": "",
+    "serial_dataset": None,
 }
 POSITIONAL = {
     "batch_size": 1, "prefetch_depth": 2, "shuffle": False, "sampler": None, "num_workers": 0, "collate_fn": None,
