@@ -6,8 +6,9 @@ iterated), ``sampler.py`` (the order of the user's indices), ``_shuffle.pyx`` an
 ``_reorder.c`` (the ring of slots) and ``_pool.c`` (the threads that fill it), ``_core.pyx`` with ``_bridge.h`` and
 ``_freethreading.h`` (the bridge between the two and Python, and the iterator), ``threads.py`` (what makes a worker look
 like a Python thread), ``fetch.py`` (how items are asked for), ``errors.py`` (how an exception of user code comes out),
-``stuck.py`` (what a batch that does not come waits for), ``sharing.py`` with ``_share.pyx`` (lookup tables that all
-threads read).
+``epochs.py`` and ``generators.py`` (what the order of an epoch depends on), ``serial.py`` with ``locks.py`` (one thread
+at a time in a dataset), ``torch_arguments.py`` and ``foreign.py`` (what comes from torch as it is), ``stuck.py`` (what
+a batch that does not come waits for), ``sharing.py`` with ``_share.pyx`` (lookup tables that all threads read).
 """
 
 from importlib.metadata import PackageNotFoundError

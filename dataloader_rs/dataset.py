@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
+
+from dataloader_rs.foreign import is_foreign_dataset
+from dataloader_rs.stream import is_stream
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -15,10 +18,17 @@ class PyDataset(Generic[T_co]):
     ``__getitem__`` once for each item. ``__getitems__ = None`` in a subclass turns an inherited one off. It is looked
     up on the class, once for each loader.
 
+    Attributes
+    ----------
+    serial_dataset : bool
+        Whether loaders are to ask for one item at a time, however many workers they have; see `PyDataloader`. For a
+        class to set, or an instance.
+
     Notes
     -----
     *Thread safety.* With ``num_workers > 0`` these methods run on several threads at once. A dataset that only reads
-    is safe; one that seeks in a shared file, fills a cache or counts needs a lock, or a `threading.local`.
+    is safe; one that seeks in a shared file, fills a cache or counts needs a lock, a `threading.local`, or
+    ``serial_dataset = True``.
 
     Examples
     --------
@@ -30,6 +40,8 @@ class PyDataset(Generic[T_co]):
     >>> Squares()[4]
     16
     """
+
+    serial_dataset: ClassVar[bool] = False
 
     def __len__(self) -> int:
         raise NotImplementedError(f"{type(self).__name__} must implement __len__")
@@ -95,6 +107,14 @@ class _Adapter(PyDataset):
 class _BatchedAdapter(_Adapter):
     def __getitems__(self, indices: list[int]) -> object:
         return self.source.__getitems__(indices)  # type: ignore[attr-defined]
+
+
+def checked_dataset(dataset: Any) -> Any:
+    """A dataset of ours, or of torch or Hugging Face, which answers as one; anything else is a TypeError."""
+    if isinstance(dataset, PyDataset) or is_foreign_dataset(dataset) or is_stream(dataset):
+        return dataset
+    raise TypeError(f"dataset must be a PyDataset (PyDatasetBase), got {type(dataset).__name__}: subclass "
+                    f"dataloader_rs.PyDataset, or wrap the object with PyDataset.of(obj)")
 
 
 def fetch_many_of(dataset: object):

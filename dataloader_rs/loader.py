@@ -11,11 +11,20 @@ from typing import Any, Generic, TypeVar
 from dataloader_rs._core import Counter, PyDataloaderIter, Recipe, WorkerPool, start_epoch, start_stream
 from dataloader_rs._shuffle import ShuffledOrder
 from dataloader_rs.arguments import check_exclusive, checked_count, checked_flag, checked_integer, checked_seconds
-from dataloader_rs.dataset import PyDataset, dataset_name, fetch_many_of, indexed_object
+from dataloader_rs.dataset import PyDataset, checked_dataset, dataset_name, fetch_many_of, indexed_object
+from dataloader_rs.epochs import EPOCH_END, EpochNumbers, tell_epoch
 from dataloader_rs.errors import not_the_end, shown
+from dataloader_rs.generators import checked_generator, draw_key
 from dataloader_rs.pools import LoaderPools
 from dataloader_rs.sampler import BatchStream, IndexStream, is_iterable, read_all, warn_of_nothing
-from dataloader_rs.stream import LengthCheck, PyIterableDataset, readers_of
+from dataloader_rs.serial import is_serial, serial_proxy_of
+from dataloader_rs.stream import LengthCheck, PyIterableDataset, is_stream, readers_of
+from dataloader_rs.torch_arguments import (
+    checked_device,
+    checked_multiprocessing_context,
+    checked_prefetch_factor,
+    depth_of_prefetch_factor,
+)
 
 B_co = TypeVar("B_co", covariant=True)
 
@@ -30,13 +39,14 @@ class PyDataloader(Generic[B_co]):
     Parameters
     ----------
     dataset : PyDataset or PyIterableDataset
-        Where samples come from. One that is iterated is read in its own order: `shuffle`, `sampler`, `batch_sampler` and
-        `items_in_parallel` are not for it.
+        Where samples come from. Datasets of torch and Hugging Face are taken as they are; `PyDataset.of` and
+        `PyIterableDataset.of` wrap anything else. One that is iterated is read in its own order: `shuffle`, `sampler`,
+        `batch_sampler`, `items_in_parallel` and `serial_dataset` are not for it.
     batch_size : int or None
         Samples in a batch, > 0. None: no batches but single samples; `collate_fn` gets the sample.
     prefetch_depth : int
         How far ahead of the consumer workers may load, > 0: at most ``num_workers + prefetch_depth`` batches are in
-        progress or waiting. Without effect when `num_workers` is 0.
+        progress or waiting. Without effect when `num_workers` is 0, or `prefetch_factor` is given.
     shuffle : bool
         A new random order every epoch. Exclusive with `sampler`.
     sampler : iterable of int, optional
@@ -73,6 +83,24 @@ class PyDataloader(Generic[B_co]):
         waiting for the same batch. Needs workers.
     in_order : bool
         False: batches come in the order in which workers are done with them.
+    generator : numpy.random.Generator, random.Random or torch.Generator, optional
+        Where the orders of ``shuffle=True`` come from, instead of `seed`: every ``iter(loader)`` draws one 64-bit
+        number from it, so that its state after an epoch does not depend on the workers. Unused without `shuffle`.
+    prefetch_factor : int, optional
+        torch's way to say how far workers load ahead, > 0: at most ``prefetch_factor * num_workers`` batches are in
+        progress or waiting. Exclusive with any `prefetch_depth` but the default. Without effect when `num_workers` is
+        0.
+    persistent_workers : bool
+        Without effect: workers always live as long as the loader.
+    multiprocessing_context : str or multiprocessing context, optional
+        Without effect: there are no processes.
+    pin_memory_device : str
+        Without effect.
+    serial_dataset : bool, optional
+        Ask the dataset for one item (or, with ``__getitems__``, one batch) at a time, for data that threads cannot read
+        side by side, as a file that is moved with ``seek``. All loaders of one dataset object share that lock, whose
+        holder may ask again. ``collate_fn``, ``__len__`` and the consumer do not need it. None asks the dataset's
+        attribute of the same name.
 
     Raises
     ------
@@ -81,8 +109,9 @@ class PyDataloader(Generic[B_co]):
 
     Notes
     -----
-    ``iter(loader)`` starts an epoch: the k-th call is epoch k, finished or not. Threads start at the first one, and
-    serve all further epochs. *Thread safety.* Any thread may start epochs; they share the workers fairly.
+    ``iter(loader)`` starts an epoch: the k-th call is epoch k, finished or not, unless ``set_epoch`` was called.
+    Threads start at the first one, and serve all further epochs. *Thread safety.* Any thread may start epochs; they
+    share the workers fairly.
 
     Examples
     --------
@@ -110,10 +139,14 @@ class PyDataloader(Generic[B_co]):
         in_order: bool = True,
         defer_refcount: bool = True,
         adaptive: bool = True,
+        generator: Any = None,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        multiprocessing_context: Any = None,
+        pin_memory_device: str = "",
+        serial_dataset: bool | None = None,
     ) -> None:
-        if not isinstance(dataset, (PyDataset, PyIterableDataset)):
-            raise TypeError(f"dataset must be a PyDataset (PyDatasetBase), got {type(dataset).__name__}: subclass "
-                            f"dataloader_rs.PyDataset, or wrap the object with PyDataset.of(obj)")
+        dataset = checked_dataset(dataset)
         if batch_size is not None:
             batch_size = checked_count("batch_size", batch_size, least=1)
         prefetch_depth = checked_count("prefetch_depth", prefetch_depth, least=1)
@@ -125,6 +158,16 @@ class PyDataloader(Generic[B_co]):
         adaptive = checked_flag("adaptive", adaptive)
         in_order = checked_flag("in_order", in_order)
         checked_seconds("timeout", timeout)
+        if generator is not None:
+            generator = checked_generator(generator)
+        if prefetch_factor is not None:
+            prefetch_factor = checked_prefetch_factor(prefetch_factor, prefetch_depth)
+        persistent_workers = checked_flag("persistent_workers", persistent_workers)
+        if multiprocessing_context is not None:
+            multiprocessing_context = checked_multiprocessing_context(multiprocessing_context)
+        pin_memory_device = checked_device("pin_memory_device", pin_memory_device)
+        if serial_dataset is not None:
+            serial_dataset = checked_flag("serial_dataset", serial_dataset)
         if seed is not None:
             seed = checked_integer("seed", seed)
         if collate_fn is not None and not callable(collate_fn):
@@ -140,8 +183,8 @@ class PyDataloader(Generic[B_co]):
             batch_size = None
         elif batch_size is None and drop_last:
             raise ValueError("drop_last needs batches, got drop_last=True with batch_size=None")
-        if isinstance(dataset, PyIterableDataset):
-            _check_stream(shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler,
+        if is_stream(dataset):
+            _check_stream(shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler, serial_dataset=serial_dataset,
                           items_in_parallel=None if items_in_parallel == 1 else items_in_parallel)
         if max(num_workers, 1) * items_in_parallel > MAX_THREADS:
             raise ValueError(f"num_workers * items_in_parallel must be <= {MAX_THREADS} threads, "
@@ -154,36 +197,48 @@ class PyDataloader(Generic[B_co]):
             raise ValueError(f"seed needs shuffle=True, got seed={shown(seed)} with shuffle=False")
         if seed is not None and not 0 <= seed < SEED_END:
             raise ValueError(f"seed must be >= 0 and < 2**64, got {shown(seed)}")
+        if seed is not None:
+            check_exclusive("seed", seed, generator=generator)
         vars(self).update(
             dataset=dataset, batch_size=batch_size, prefetch_depth=prefetch_depth, shuffle=shuffle, sampler=sampler,
             num_workers=num_workers, collate_fn=collate_fn, drop_last=drop_last, seed=seed,
             items_in_parallel=items_in_parallel, batch_sampler=batch_sampler, timeout=timeout, in_order=in_order,
-            defer_refcount=defer_refcount, adaptive=adaptive,
+            defer_refcount=defer_refcount, adaptive=adaptive, generator=generator, prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers, multiprocessing_context=multiprocessing_context,
+            pin_memory_device=pin_memory_device, serial_dataset=serial_dataset,
         )
         self._prepare()
 
     def _prepare(self) -> None:
         """Make what is not an argument: it belongs to this object and this process."""
         batch_size = 1 if self.batch_size is None else min(self.batch_size, MAX_COUNT)
+        asked, fetch_many = indexed_object(self.dataset), fetch_many_of(self.dataset)
+        if is_serial(asked, self.serial_dataset):
+            asked = serial_proxy_of(asked)
+            fetch_many = None if fetch_many is None else asked.serialized(fetch_many)
+        prefetch_depth = self.prefetch_depth
+        if self.prefetch_factor is not None:
+            prefetch_depth = depth_of_prefetch_factor(self.prefetch_factor, self.num_workers)
         self._recipe = Recipe(
-            indexed_object(self.dataset), fetch_many_of(self.dataset), self.collate_fn,
-            batch_size if self.batch_sampler is None else 0, self.num_workers, min(self.prefetch_depth, MAX_COUNT),
+            asked, fetch_many, self.collate_fn, batch_size if self.batch_sampler is None else 0, self.num_workers,
+            min(prefetch_depth, MAX_COUNT),
             self.items_in_parallel, self.defer_refcount,
             batched=self.batch_size is not None or self.batch_sampler is not None, drop_last=self.drop_last,
             in_order=self.in_order, timeout=float(self.timeout),
         )
-        if isinstance(self.dataset, PyIterableDataset):
+        if is_stream(self.dataset):
             self._length_check = LengthCheck(self.dataset)
         self._order_seed = int.from_bytes(os.urandom(8)) if self.seed is None else self.seed
-        self._epochs = Counter()
+        self._epochs = EpochNumbers()
+        self._reads = Counter()
         self._pools = LoaderPools()
 
     def __iter__(self) -> PyDataloaderIter[B_co]:
         pool = self._pools.here().started(self._recipe.num_threads, self.adaptive)
         pool.check_caller()
         try:
-            if isinstance(self.dataset, PyIterableDataset):
-                return self._start_stream(pool, self.dataset)
+            if is_stream(self.dataset):
+                return self._start_stream(pool)
             indices, num_items, stream = self._order()
         except StopIteration as error:
             # A caller that is an iterator itself would take it for its own end.
@@ -199,6 +254,40 @@ class PyDataloader(Generic[B_co]):
             num_items = len(self.dataset)  # type: ignore[arg-type]
         batch_size = 1 if self.batch_size is None else self.batch_size
         return num_items // batch_size if self.drop_last else -(-num_items // batch_size)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the number of the epoch that the next ``iter(loader)`` starts; later ones go on from there.
+
+        With `shuffle`, number and `seed` decide the order (with `generator`, they do not), so a run that is taken up
+        again in epoch k sees the orders that it would have seen. The number is passed on to the ``set_epoch`` of the
+        sampler and of the dataset, if they have one. Epochs under way keep theirs.
+
+        Parameters
+        ----------
+        epoch : int
+            ``0 <= epoch < 2**64``.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If `epoch` is no such number.
+
+        Examples
+        --------
+        >>> from dataloader_rs import PyDataloader, PyDataset
+        >>> loader = PyDataloader(PyDataset.of("abcde"), batch_size=5, shuffle=True, seed=0)
+        >>> first = list(loader)
+        >>> loader.set_epoch(0)
+        >>> list(loader) == first
+        True
+        """
+        epoch = checked_integer("epoch", epoch)
+        if not 0 <= epoch < EPOCH_END:
+            raise ValueError(f"epoch must be >= 0 and < 2**64, got {shown(epoch)}")
+        tell_epoch(self.sampler, epoch)
+        tell_epoch(self.batch_sampler, epoch)
+        tell_epoch(indexed_object(self.dataset), epoch)
+        self._epochs.set(epoch)
 
     def close(self) -> None:
         """End the worker threads, and wait until they have left user code, so that files can be closed after it.
@@ -242,10 +331,10 @@ class PyDataloader(Generic[B_co]):
             setattr(self, name, value)
         self._prepare()
 
-    def _start_stream(self, pool: WorkerPool, dataset: PyIterableDataset) -> PyDataloaderIter[B_co]:
+    def _start_stream(self, pool: WorkerPool) -> PyDataloaderIter[B_co]:
         self._epochs.take()
-        readers = readers_of(dataset, self.num_workers)
-        expected = _known_length(dataset)
+        readers = readers_of(self.dataset, self.num_workers)
+        expected = _known_length(self.dataset)
         on_end = functools.partial(self._length_check.check, expected)
         return start_stream(self._recipe, pool, readers, expected, on_end)
 
@@ -254,12 +343,18 @@ class PyDataloader(Generic[B_co]):
         stream: IndexStream | BatchStream | None = None
         indices: Any
         if self.batch_sampler is not None:
-            may_be_used_up = self._epochs.take() > 0 and isinstance(self.batch_sampler, Iterator)
+            self._epochs.take()
+            may_be_used_up = self._reads.take() > 0 and isinstance(self.batch_sampler, Iterator)
             return [], 0, BatchStream(self.batch_sampler, may_be_used_up)
         if self.sampler is None:
             length = len(self.dataset)
             epoch = self._epochs.take()
-            indices = ShuffledOrder(length, self._order_seed, epoch) if self.shuffle else range(length)
+            if not self.shuffle:
+                indices = range(length)
+            elif self.generator is None:
+                indices = ShuffledOrder(length, self._order_seed, epoch)
+            else:
+                indices = ShuffledOrder(length, draw_key(self.generator), 0)
         else:
             length = _known_length(self.sampler)
             if length is not None:
@@ -270,7 +365,8 @@ class PyDataloader(Generic[B_co]):
                 if stream.ended:
                     stream = None
             is_empty = stream is None and not indices
-            if self._epochs.take() > 0 and is_empty and (length or isinstance(self.sampler, Iterator)):
+            self._epochs.take()
+            if self._reads.take() > 0 and is_empty and (length or isinstance(self.sampler, Iterator)):
                 warn_of_nothing("sampler", self.sampler, stacklevel=4)
         num_items = len(indices)
         if self.drop_last:
@@ -282,7 +378,7 @@ DEFAULTS = {parameter.name: parameter.default
             for parameter in inspect.signature(PyDataloader).parameters.values()
             if parameter.default is not parameter.empty}
 ARGUMENTS = frozenset(DEFAULTS) | {"dataset"}
-RUNTIME = frozenset({"_recipe", "_order_seed", "_epochs", "_pools", "_length_check"})
+RUNTIME = frozenset({"_recipe", "_order_seed", "_epochs", "_reads", "_pools", "_length_check"})
 
 
 def _check_stream(**arguments: object) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from dataloader_rs.errors import shown
+from dataloader_rs.foreign import is_foreign_stream
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -83,7 +84,12 @@ class _Adapter(PyIterableDataset):
         return f"PyIterableDataset.of({self.source!r})"
 
 
-def readers_of(dataset: PyIterableDataset, num_workers: int) -> list[Iterator]:
+def is_stream(dataset: object) -> bool:
+    """Whether `dataset` is iterated rather than asked by index."""
+    return isinstance(dataset, PyIterableDataset) or is_foreign_stream(dataset)
+
+
+def readers_of(dataset: Any, num_workers: int) -> list[Iterator]:
     """The iterators that the workers of one epoch read: one for all, or one for each.
 
     Raises
@@ -91,9 +97,9 @@ def readers_of(dataset: PyIterableDataset, num_workers: int) -> list[Iterator]:
     Exception
         What the dataset raises; a ValueError if it has not as many shards as it was asked for.
     """
-    if num_workers < 2 or getattr(type(dataset), "shards", None) is None:
+    if num_workers < 2 or not isinstance(dataset, PyIterableDataset) or getattr(type(dataset), "shards", None) is None:
         return [iter(dataset)]
-    shards = list(dataset.shards(num_workers))  # type: ignore[attr-defined]
+    shards = list(dataset.shards(num_workers))
     if len(shards) != num_workers:
         raise ValueError(f"{type(dataset).__name__}.shards({num_workers}) must return {num_workers} iterables, "
                          f"got {len(shards)}")
@@ -105,10 +111,10 @@ class LengthCheck:
 
     Parameters
     ----------
-    dataset : PyIterableDataset
+    dataset : object
     """
 
-    def __init__(self, dataset: PyIterableDataset) -> None:
+    def __init__(self, dataset: object) -> None:
         self._name = type(dataset).__name__
         self._has_warned = False
 

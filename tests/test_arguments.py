@@ -16,16 +16,23 @@ from datasets import Ids
 import dataloader_rs
 from dataloader_rs import PyDataloader, PyDataloaderIter, PyDataset
 
-COUNTS = {"batch_size": "> 0", "prefetch_depth": "> 0", "num_workers": ">= 0", "items_in_parallel": "> 0"}
-FLAGS = ["shuffle", "drop_last", "defer_refcount", "adaptive", "in_order"]
-# Those for which None means something.
-OPTIONAL = ["batch_size"]
+COUNTS = {"batch_size": "> 0", "prefetch_depth": "> 0", "num_workers": ">= 0", "items_in_parallel": "> 0",
+          "prefetch_factor": "> 0"}
+FLAGS = ["shuffle", "drop_last", "defer_refcount", "adaptive", "in_order", "persistent_workers", "serial_dataset"]
+# Those for which None means something, or that the argument was not given.
+OPTIONAL = ["batch_size", "prefetch_factor", "serial_dataset"]
 KEYWORDS = {
     "batch_sampler": None,
     "timeout": 0,
     "in_order": True,
     "defer_refcount": True,
     "adaptive": True,
+    "generator": None,
+    "prefetch_factor": None,
+    "persistent_workers": False,
+    "multiprocessing_context": None,
+    "pin_memory_device": "",
+    "serial_dataset": None,
 }
 POSITIONAL = {
     "batch_size": 1, "prefetch_depth": 2, "shuffle": False, "sampler": None, "num_workers": 0, "collate_fn": None,
@@ -194,6 +201,9 @@ def test_number_too_long_to_print_still_gets_the_right_message(name, rule):
 @pytest.mark.parametrize("value", [0, 1, 1.0, "yes", None, [True], np.int64(1), np.array([True])], ids=repr)
 def test_flag_of_a_wrong_type_is_a_type_error(name, value):
     """A flag is True or False and nothing that only counts as one."""
+    if value is None and name in OPTIONAL:
+        assert getattr(PyDataloader(Ids(5), **{name: value}), name) is None
+        return
     with pytest.raises(TypeError) as caught:
         PyDataloader(Ids(5), **{name: value})
     assert str(caught.value).startswith(f"{name} must be True or False, got {value!r}")
@@ -400,7 +410,7 @@ def test_signature_is_the_real_one():
 
 
 def test_arguments_may_be_given_by_position():
-    """All but those that came later, in the documented order."""
+    """Those that are not by keyword only, in the documented order."""
     dataset = Ids(5)
     given = [dataset, 2, 3, True, None, 1, last, True, 7, 4]
     loader = PyDataloader(*given)
@@ -420,9 +430,7 @@ def test_defaults_can_be_read_back():
     dataset = Ids(5)
     loader = PyDataloader(dataset)
     assert loader.dataset is dataset
-    assert loader.defer_refcount is True
-    assert loader.adaptive is True
-    for name, default in POSITIONAL.items():
+    for name, default in {**POSITIONAL, **KEYWORDS}.items():
         assert getattr(loader, name) is default
 
 

@@ -1,0 +1,39 @@
+"""Arguments that are there for who comes from torch: what they may be, and what they mean here."""
+
+from __future__ import annotations
+
+from dataloader_rs.arguments import checked_count
+from dataloader_rs.errors import shown
+from dataloader_rs.foreign import is_instance_of
+
+DEFAULT_PREFETCH_DEPTH = 2
+START_METHODS = ("fork", "spawn", "forkserver")
+
+
+def checked_prefetch_factor(prefetch_factor: object, prefetch_depth: int) -> int:
+    factor = checked_count("prefetch_factor", prefetch_factor, least=1)
+    if prefetch_depth != DEFAULT_PREFETCH_DEPTH:
+        raise ValueError(f"prefetch_factor and prefetch_depth are mutually exclusive, "
+                         f"got prefetch_factor={shown(factor)} and prefetch_depth={shown(prefetch_depth)}")
+    return factor
+
+
+def depth_of_prefetch_factor(prefetch_factor: int, num_workers: int) -> int:
+    """The `prefetch_depth` with which as many batches are in progress or waiting as torch would have, 0 or more."""
+    return (prefetch_factor - 1) * num_workers
+
+
+def checked_multiprocessing_context(context: object) -> object:
+    if isinstance(context, str):
+        if context not in START_METHODS:
+            raise ValueError(f"multiprocessing_context must be one of {', '.join(START_METHODS)}, got {shown(context)}")
+    elif not is_instance_of(context, "multiprocessing.context", "BaseContext"):
+        raise TypeError(f"multiprocessing_context must be the name of a start method, a multiprocessing context or "
+                        f"None, got {shown(context)} ({type(context).__name__})")
+    return context
+
+
+def checked_device(name: str, device: object) -> str:
+    if not isinstance(device, str):
+        raise TypeError(f"{name} must be a str, got {shown(device)} ({type(device).__name__})")
+    return device
