@@ -4,9 +4,10 @@ The files, in the order of the data: ``dataset.py`` (what a dataset answers), ``
 indices), ``_shuffle.pyx`` and ``_order.c`` (the order of a shuffle), ``loader.py`` (the loader and its epochs) with
 ``arguments.py`` (checks), ``pools.py`` (when threads start), ``_reorder.c`` (the ring of slots) and ``_pool.c`` (the
 threads that fill it), ``_core.pyx`` with ``_bridge.h`` and ``_freethreading.h`` (the bridge between the two and Python,
-and the iterator), ``threads.py`` (what makes a worker look like a Python thread), ``fetch.py`` (how items are asked
-for), ``errors.py`` (how an exception of user code comes out), ``sharing.py`` with ``_share.pyx`` (lookup tables that
-all threads read).
+and the iterator), ``threads.py`` (what makes a worker look like a Python thread), ``worker_info.py`` (what a worker
+knows of itself, and what it calls when it starts and ends), ``fetch.py`` (how items are asked for), ``randomness.py``
+with ``sample_seed.py`` (random numbers of a sample), ``errors.py`` (how an exception of user code comes out),
+``sharing.py`` with ``_share.pyx`` (lookup tables that all threads read).
 """
 
 from importlib.metadata import PackageNotFoundError
@@ -15,9 +16,12 @@ from importlib.metadata import version as _version
 from dataloader_rs._core import PyDataloaderIter
 from dataloader_rs.dataset import PyDataset, PyDatasetBase
 from dataloader_rs.loader import PyDataloader
+from dataloader_rs.randomness import sample_rng
 from dataloader_rs.sharing import share
+from dataloader_rs.worker_info import WorkerInfo, get_worker_info
 
-__all__ = ["PyDataloader", "PyDataloaderIter", "PyDataset", "PyDatasetBase", "share"]
+__all__ = ["PyDataloader", "PyDataloaderIter", "PyDataset", "PyDatasetBase", "WorkerInfo", "get_worker_info",
+           "sample_rng", "share"]
 
 
 def __getattr__(name: str) -> str:

@@ -3,6 +3,7 @@ from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar, final
 
 from dataloader_rs._shuffle import ShuffledOrder
+from dataloader_rs.worker_info import Crew
 
 _B_co = TypeVar("_B_co", covariant=True)
 
@@ -33,13 +34,22 @@ class Recipe:
         prefetch_depth: int,
         items_in_parallel: int,
         defer_refcount: bool,
+        rng_seed: int,
     ) -> None: ...
+
+def current_worker() -> tuple[Crew, int] | None: ...
+def current_request() -> tuple[int, int, int, dict[int, Any], int, int] | None: ...
+
+ASKED_ITEM: int
+ASKED_MANY: int
+ASKED_COLLATE: int
 
 @final
 class WorkerPool:
     generation: int
     num_threads: int
-    def __init__(self, num_threads: int, stack_size: int, adaptive: bool) -> None: ...
+    crew: Crew | None
+    def __init__(self, num_threads: int, stack_size: int, adaptive: bool, crew: Crew | None) -> None: ...
     @property
     def usable(self) -> bool: ...
     def check_caller(self) -> None: ...
@@ -56,4 +66,5 @@ def start_epoch(
     source: range | ShuffledOrder | array[int] | list[int],
     num_items: int,
     stream: _Stream | None,
+    epoch_number: int,
 ) -> PyDataloaderIter[Any]: ...

@@ -6,6 +6,8 @@ import operator
 
 from dataloader_rs.errors import shown
 
+SEED_END = 2**64
+
 
 def checked_integer(name: str, value: object) -> int:
     if isinstance(value, bool):
@@ -28,3 +30,15 @@ def checked_flag(name: str, value: object) -> bool:
     if isinstance(value, bool) or (type(value).__module__, type(value).__name__[:4]) == ("numpy", "bool"):
         return bool(value)
     raise TypeError(f"{name} must be True or False, got {shown(value)} ({type(value).__name__})")
+
+
+def checked_seed(name: str, value: object) -> int:
+    seed = checked_integer(name, value)
+    if not 0 <= seed < SEED_END:
+        raise ValueError(f"{name} must be >= 0 and < 2**64, got {shown(seed)}")
+    return seed
+
+
+def check_callable(name: str, value: object) -> None:
+    if value is not None and not callable(value):
+        raise TypeError(f"{name} must be callable or None, got {shown(value)}")

@@ -26,11 +26,12 @@ def explain(error: BaseException, indices: list[int], num_items: int, position: 
     worker : int
         Number of the worker, -1 for the calling thread.
     """
-    try:
-        _set_note(error, NOTE_START + _origin(indices, num_items, position, batch, worker))
-    except Exception:
-        # An exception that takes no notes is worth more than the note.
-        pass
+    _explain(error, _origin(indices, num_items, position, batch, worker))
+
+
+def explain_start(error: BaseException, worker: int) -> None:
+    """Put a note on what ``worker_init_fn`` raised on a worker."""
+    _explain(error, f"raised by worker_init_fn, in worker {worker}")
 
 
 def not_the_end(error: BaseException) -> BaseException:
@@ -38,7 +39,7 @@ def not_the_end(error: BaseException) -> BaseException:
     # By its type: a class may answer anything to isinstance().
     if not issubclass(type(error), StopIteration):
         return error
-    result = RuntimeError("a dataset, sampler or collate_fn raised StopIteration")
+    result = RuntimeError("a dataset, sampler, collate_fn or worker_init_fn raised StopIteration")
     result.__cause__ = error
     return result
 
@@ -59,6 +60,14 @@ def _origin(indices: list[int], num_items: int, position: int, batch: int, worke
         more = f", ... {num_items} in all" if num_items > len(indices) else ""
         what = f"indices [{listed}{more}] (batch {batch})"
     return f"raised for {what}, in {thread}"
+
+
+def _explain(error: BaseException, origin: str) -> None:
+    try:
+        _set_note(error, NOTE_START + origin)
+    except Exception:
+        # An exception that takes no notes is worth more than the note.
+        pass
 
 
 def _set_note(error: BaseException, note: str) -> None:

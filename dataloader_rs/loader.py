@@ -10,11 +10,12 @@ from typing import Any, Generic, TypeVar
 
 from dataloader_rs._core import Counter, PyDataloaderIter, Recipe, start_epoch
 from dataloader_rs._shuffle import ShuffledOrder
-from dataloader_rs.arguments import checked_count, checked_flag, checked_integer
+from dataloader_rs.arguments import check_callable, checked_count, checked_flag, checked_integer, checked_seed
 from dataloader_rs.dataset import PyDataset, dataset_name, fetch_many_of, indexed_object
 from dataloader_rs.errors import not_the_end, shown
 from dataloader_rs.pools import LoaderPools
 from dataloader_rs.sampler import IndexStream, read_all
+from dataloader_rs.worker_info import Crew
 
 B_co = TypeVar("B_co", covariant=True)
 
@@ -61,6 +62,18 @@ class PyDataloader(Generic[B_co]):
         Keep workers parked for as long as fewer of them get more items done, which the loader tries out from time to
         time; `num_workers` and `items_in_parallel` are then a ceiling. Items that wait for each other are not held up
         by it for more than a few milliseconds. With False all workers take part always.
+    worker_init_fn : callable, optional
+        ``worker_init_fn(worker_id)`` is called once on each worker, when its thread starts, before its first sample;
+        ids are 0 .. ``num_workers * items_in_parallel - 1``. The first ``next()`` waits until it has returned on all of
+        them. What it raises comes out there and is the end of that epoch; the next ``iter()`` starts new threads. Never
+        called when `num_workers` is 0.
+    worker_exit_fn : callable, optional
+        ``worker_exit_fn(worker_id)`` is called once on each worker, when its thread ends: on ``close()``, when the
+        loader is dropped, or at exit, but not on a worker that `worker_init_fn` failed on, or that is stuck in a call
+        at exit. What it raises goes to `sys.unraisablehook`. Never called when `num_workers` is 0.
+    rng_seed : int, optional
+        What the random numbers of `sample_rng` and the seeds of workers are keyed by, ``0 <= rng_seed < 2**64``. By
+        default it is `seed`, and without that every loader has its own; the attribute is the number really used.
 
     Raises
     ------
@@ -95,6 +108,9 @@ class PyDataloader(Generic[B_co]):
         *,
         defer_refcount: bool = True,
         adaptive: bool = True,
+        worker_init_fn: Callable[[int], object] | None = None,
+        worker_exit_fn: Callable[[int], object] | None = None,
+        rng_seed: int | None = None,
     ) -> None:
         if not isinstance(dataset, PyDataset):
             raise TypeError(f"dataset must be a PyDataset (PyDatasetBase), got {type(dataset).__name__}: subclass "
@@ -123,33 +139,40 @@ class PyDataloader(Generic[B_co]):
             raise ValueError(f"seed needs shuffle=True, got seed={shown(seed)} with shuffle=False")
         if seed is not None and not 0 <= seed < SEED_END:
             raise ValueError(f"seed must be >= 0 and < 2**64, got {shown(seed)}")
+        check_callable("worker_init_fn", worker_init_fn)
+        check_callable("worker_exit_fn", worker_exit_fn)
+        if rng_seed is not None:
+            rng_seed = checked_seed("rng_seed", rng_seed)
         vars(self).update(
             dataset=dataset, batch_size=batch_size, prefetch_depth=prefetch_depth, shuffle=shuffle, sampler=sampler,
             num_workers=num_workers, collate_fn=collate_fn, drop_last=drop_last, seed=seed,
             items_in_parallel=items_in_parallel, defer_refcount=defer_refcount, adaptive=adaptive,
+            worker_init_fn=worker_init_fn, worker_exit_fn=worker_exit_fn, _given_rng_seed=rng_seed,
         )
         self._prepare()
 
     def _prepare(self) -> None:
         """Make what is not an argument: it belongs to this object and this process."""
+        seed = self.seed if self._given_rng_seed is None else self._given_rng_seed
+        vars(self)["rng_seed"] = int.from_bytes(os.urandom(8)) if seed is None else seed
         self._recipe = Recipe(
             indexed_object(self.dataset), fetch_many_of(self.dataset), self.collate_fn,
             min(self.batch_size, MAX_COUNT), self.num_workers, min(self.prefetch_depth, MAX_COUNT),
-            self.items_in_parallel, self.defer_refcount,
+            self.items_in_parallel, self.defer_refcount, self.rng_seed,
         )
         self._order_seed = int.from_bytes(os.urandom(8)) if self.seed is None else self.seed
         self._epochs = Counter()
         self._pools = LoaderPools()
 
     def __iter__(self) -> PyDataloaderIter[B_co]:
-        pool = self._pools.here().started(self._recipe.num_threads, self.adaptive)
+        pool = self._pools.here().started(self._recipe.num_threads, self.adaptive, self._new_crew)
         pool.check_caller()
         try:
-            indices, num_items, stream = self._order()
+            indices, num_items, stream, epoch = self._order()
         except StopIteration as error:
             # A caller that is an iterator itself would take it for its own end.
             raise not_the_end(error) from error
-        return start_epoch(self._recipe, pool, indices, num_items, stream)
+        return start_epoch(self._recipe, pool, indices, num_items, stream, epoch)
 
     def __len__(self) -> int:
         if self.sampler is None:
@@ -181,8 +204,9 @@ class PyDataloader(Generic[B_co]):
         self.close()
 
     def __repr__(self) -> str:
+        # Without rng_seed, which never is its default: a loader rebuilt from the attributes of another looks the same.
         given = [f"{name}={shown(getattr(self, name))}" for name, default in DEFAULTS.items()
-                 if getattr(self, name) is not default]
+                 if name != "rng_seed" and getattr(self, name) is not default]
         return f"{type(self).__name__}({', '.join([dataset_name(self.dataset), *given])})"
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -203,8 +227,15 @@ class PyDataloader(Generic[B_co]):
             setattr(self, name, value)
         self._prepare()
 
-    def _order(self) -> tuple[object, int, IndexStream | None]:
-        """The indices of the next epoch, how many of them make up batches, and where further ones come from."""
+    def _new_crew(self) -> Crew | None:
+        """What the workers of a new pool know of themselves."""
+        if self.num_workers == 0:
+            return None
+        return Crew(self.dataset, self.num_workers, self._recipe.num_threads, self.rng_seed, self.worker_init_fn,
+                    self.worker_exit_fn)
+
+    def _order(self) -> tuple[object, int, IndexStream | None, int]:
+        """Indices of the next epoch, how many of them make up batches, where further ones come from; its number."""
         stream = None
         indices: Any
         if self.sampler is None:
@@ -221,20 +252,21 @@ class PyDataloader(Generic[B_co]):
                 if stream.ended:
                     stream = None
             is_empty = stream is None and not indices
-            if self._epochs.take() > 0 and is_empty and (length or isinstance(self.sampler, Iterator)):
+            epoch = self._epochs.take()
+            if epoch > 0 and is_empty and (length or isinstance(self.sampler, Iterator)):
                 warnings.warn(f"sampler {shown(self.sampler)} yields nothing, as an iterator does that an earlier "
                               f"epoch has used up: this epoch is empty", RuntimeWarning, stacklevel=3)
         num_items = len(indices)
         if self.drop_last:
             num_items -= num_items % self._recipe.batch_size
-        return indices, num_items, stream
+        return indices, num_items, stream, epoch
 
 
 DEFAULTS = {parameter.name: parameter.default
             for parameter in inspect.signature(PyDataloader).parameters.values()
             if parameter.default is not parameter.empty}
 ARGUMENTS = frozenset(DEFAULTS) | {"dataset"}
-RUNTIME = frozenset({"_recipe", "_order_seed", "_epochs", "_pools"})
+RUNTIME = frozenset({"rng_seed", "_recipe", "_order_seed", "_epochs", "_pools"})
 
 
 def _is_iterable(value: object) -> bool:

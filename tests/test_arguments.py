@@ -18,7 +18,7 @@ from dataloader_rs import PyDataloader, PyDataloaderIter, PyDataset
 
 COUNTS = {"batch_size": "> 0", "prefetch_depth": "> 0", "num_workers": ">= 0", "items_in_parallel": "> 0"}
 FLAGS = ["shuffle", "drop_last", "defer_refcount", "adaptive"]
-KEYWORDS = ["defer_refcount", "adaptive"]
+KEYWORDS = {"defer_refcount": True, "adaptive": True, "worker_init_fn": None, "worker_exit_fn": None, "rng_seed": None}
 POSITIONAL = {
     "batch_size": 1, "prefetch_depth": 2, "shuffle": False, "sampler": None, "num_workers": 0, "collate_fn": None,
     "drop_last": False, "seed": None, "items_in_parallel": 1,
@@ -383,13 +383,13 @@ def test_signature_is_the_real_one():
     for name, default in POSITIONAL.items():
         assert parameters[name].default is default
         assert parameters[name].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
-    for name in KEYWORDS:
-        assert parameters[name].default is True
+    for name, default in KEYWORDS.items():
+        assert parameters[name].default is default
         assert parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
 
 
 def test_arguments_may_be_given_by_position():
-    """All but defer_refcount and adaptive, in the documented order."""
+    """All but the later ones, in the documented order."""
     dataset = Ids(5)
     given = [dataset, 2, 3, True, None, 1, last, True, 7, 4]
     loader = PyDataloader(*given)
@@ -409,10 +409,9 @@ def test_defaults_can_be_read_back():
     dataset = Ids(5)
     loader = PyDataloader(dataset)
     assert loader.dataset is dataset
-    assert loader.defer_refcount is True
-    assert loader.adaptive is True
-    for name, default in POSITIONAL.items():
-        assert getattr(loader, name) is default
+    for name, default in (POSITIONAL | KEYWORDS).items():
+        if name != "rng_seed":  # it is a number even if none was given
+            assert getattr(loader, name) is default
 
 
 def test_given_objects_are_read_back_themselves():
@@ -420,8 +419,11 @@ def test_given_objects_are_read_back_themselves():
     sampler = [0, 1]
     dataset = PyDataset.of("ab")
     loader = PyDataloader(dataset, sampler=sampler, collate_fn=last, defer_refcount=False,
-                          adaptive=False)
+                          adaptive=False, worker_init_fn=print, worker_exit_fn=len, rng_seed=2**64 - 1)
     assert loader.dataset is dataset
+    assert loader.worker_init_fn is print
+    assert loader.worker_exit_fn is len
+    assert loader.rng_seed == 2**64 - 1
     assert loader.sampler is sampler
     assert loader.collate_fn is last
     assert loader.defer_refcount is False
@@ -498,6 +500,7 @@ def test_subclass_with_another_signature_and_iteration_works(num_workers):
 @pytest.mark.parametrize("options", [{}, {"batch_size": 3, "drop_last": True}, {"sampler": [4, 2, 2], "num_workers": 2},
                                      {"collate_fn": last, "num_workers": 1, "prefetch_depth": 5},
                                      {"items_in_parallel": 2, "defer_refcount": False},
+                                     {"num_workers": 1, "worker_init_fn": str, "worker_exit_fn": str, "rng_seed": 4},
                                      {"shuffle": True, "seed": 7, "batch_size": 4}])
 def test_loader_rebuilt_from_its_attributes_is_equal(options):
     """B55: what trainers do to replace a sampler; with every argument, and with the seven names of the case."""
