@@ -414,12 +414,14 @@ cdef class _Epoch:
 
     cdef object run_outcome(self, dlrs_worker *worker, const dlrs_run *run):
         """Do a run on a worker: the batch, or the sample if the run is a single item, or a `_Failure`."""
+        cdef dlrs_place *place = dlrs_get_place()
         try:
             if run.singly:
-                dlrs_ask(dlrs_get_place(), DLRS_ASKED_ITEMS, NULL, self.first_position(run.batch) + run.position, 1)
+                dlrs_ask(place, DLRS_ASKED_ITEMS, NULL, self.first_position(run.batch) + run.position, 1)
                 outcome = self.make_item(run.batch, run.position)
+                dlrs_ask_nothing(place)
             else:
-                outcome = self.make_batch(worker, dlrs_get_place(), run.batch, run.batch_items)
+                outcome = self.make_batch(worker, place, run.batch, run.batch_items)
         except MemoryError:
             return OUT_OF_MEMORY
         except BaseException as error:

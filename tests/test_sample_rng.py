@@ -356,27 +356,47 @@ def test_sampler_length_and_worker_functions_are_no_calls_for_a_sample(num_worke
     assert {type(error) for error in found} == {RuntimeError}
 
 
-@every_size
-def test_sample_that_is_dropped_outlives_its_call(num_workers, items_in_parallel):
-    """What runs when a batch dies, on whichever thread, is outside of all calls."""
-    found = []
+class Dying(Ids):
+    """Samples that ask for a generator when they die; they are not made before `gate` opens."""
 
-    class Sample:
-        def __del__(self) -> None:
-            found.append(type(raised_by(sample_rng)))
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.begun, self.gate = threading.Event(), threading.Event()
+        self.found: list = []
 
-    class Samples(Ids):
-        def __getitem__(self, index: int):
-            sample_rng()
-            return Sample()
+    def __getitem__(self, index: int):
+        sample_rng(0)
+        self.begun.set()
+        self.gate.wait(PATIENCE)
+        return Dies(self.found)
 
-    for arguments in ({}, {"collate_fn": lambda samples: None}):
-        with load(Samples(12), 3, (num_workers, items_in_parallel), **arguments) as loader:
-            batches = iter(loader)
-            next(batches)
-            del batches
-    # Samples that collate_fn drops die inside of it, or just after.
-    assert len(found) >= 3
+
+class DyingMany(Dying):
+    def __getitems__(self, indices: list[int]):
+        return [self[index] for index in indices]
+
+
+class Dies:
+    def __init__(self, found: list) -> None:
+        self.found = found
+
+    def __del__(self) -> None:
+        self.found.append((threading.get_ident(), type(raised_by(sample_rng, 0))))
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("kind", [Dying, DyingMany])
+@pytest.mark.parametrize(("num_workers", "items_in_parallel"), [(1, 1), (1, 3), (4, 1)])
+def test_batch_that_nobody_wants_dies_outside_of_its_call(kind, batch_size, num_workers, items_in_parallel):
+    """On the worker that made it, which asks for nothing at that moment."""
+    dataset = kind(batch_size)
+    with load(dataset, batch_size, (num_workers, items_in_parallel)) as loader:
+        batches = iter(loader)
+        dataset.begun.wait(PATIENCE)
+        del batches
+        dataset.gate.set()
+    assert {error for _, error in dataset.found} == {RuntimeError}
+    assert threading.get_ident() not in {thread for thread, _ in dataset.found}
 
 
 @every_size
