@@ -5,10 +5,12 @@ iterated), ``sampler.py`` (the order of the user's indices), ``_shuffle.pyx`` an
 ``loader.py`` (the loader and its epochs) with ``arguments.py`` (checks), ``pools.py`` (when threads start),
 ``_reorder.c`` (the ring of slots) and ``_pool.c`` (the threads that fill it), ``_core.pyx`` with ``_bridge.h`` and
 ``_freethreading.h`` (the bridge between the two and Python, and the iterator), ``threads.py`` (what makes a worker look
-like a Python thread), ``fetch.py`` (how items are asked for), ``errors.py`` (how an exception of user code comes out),
-``epochs.py`` and ``generators.py`` (what the order of an epoch depends on), ``serial.py`` with ``locks.py`` (one thread
-at a time in a dataset), ``torch_arguments.py`` and ``foreign.py`` (what comes from torch as it is), ``stuck.py`` (what
-a batch that does not come waits for), ``sharing.py`` with ``_share.pyx`` (lookup tables that all threads read).
+like a Python thread), ``worker_info.py`` (what a worker knows of itself, and what it calls when it starts and ends),
+``fetch.py`` (how items are asked for), ``randomness.py`` with ``sample_seed.py`` (random numbers of a sample),
+``errors.py`` (how an exception of user code comes out), ``epochs.py`` and ``generators.py`` (what the order of an epoch
+depends on), ``serial.py`` with ``locks.py`` (one thread at a time in a dataset), ``torch_arguments.py`` and
+``foreign.py`` (what comes from torch as it is), ``stuck.py`` (what a batch that does not come waits for),
+``sharing.py`` with ``_share.pyx`` (lookup tables that all threads read).
 """
 
 from importlib.metadata import PackageNotFoundError
@@ -18,11 +20,13 @@ from dataloader_rs._core import PyDataloaderIter
 from dataloader_rs.dataset import PyDataset, PyDatasetBase
 from dataloader_rs.errors import BatchTimeoutError
 from dataloader_rs.loader import PyDataloader
+from dataloader_rs.randomness import sample_rng
 from dataloader_rs.sharing import share
 from dataloader_rs.stream import PyIterableDataset
+from dataloader_rs.worker_info import WorkerInfo, get_worker_info
 
 __all__ = ["BatchTimeoutError", "PyDataloader", "PyDataloaderIter", "PyDataset", "PyDatasetBase", "PyIterableDataset",
-           "share"]
+           "WorkerInfo", "get_worker_info", "sample_rng", "share"]
 
 
 def __getattr__(name: str) -> str:

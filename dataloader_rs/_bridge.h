@@ -1,6 +1,6 @@
 /* What the bridge needs in C because Cython has no word for it: attaching a worker to the interpreter by hand, showing
- * the garbage collector what lies in the reorder buffer, raising an exception object as it is, atomic fields, and which
- * epoch the calling thread works for. */
+ * the garbage collector what lies in the reorder buffer, raising an exception object as it is, atomic fields, which
+ * epoch the calling thread works for, and what it is asked for there. */
 #ifndef DLRS_BRIDGE_H
 #define DLRS_BRIDGE_H
 
@@ -21,16 +21,50 @@
  * no lock is held there and nobody waits for the worker any more. */
 typedef struct dlrs_python {
     PyInterpreterState *interpreter;
-    /* Called attached. */
-    void (*start)(dlrs_worker *worker);
+    /* Called attached. `start` says whether the worker can work; `end` comes after it in any case. */
+    int (*start)(dlrs_worker *worker, PyObject *crew);
     void (*work)(dlrs_worker *worker, const dlrs_run *run);
-    void (*end)(dlrs_worker *worker);
+    void (*end)(dlrs_worker *worker, PyObject *crew);
+
+    /* NOTE [ who holds the crew ] The workers of a pool share a Python object, their crew, that leads to the dataset
+     * and to functions of the user, and from there perhaps back to the loader. If a thread held a reference, the
+     * collector would take such a loader for one in use. So the workers borrow the reference of the pool's owner, which
+     * the collector sees. An owner that goes leaves them a reference of their own, and the last of them drops it. */
+    PyObject *crew; /* may be NULL */
+    uint64_t holds; /* the owner, and each worker until it has ended; whoever is last frees this */
 } dlrs_python;
 
 typedef struct dlrs_python_thread {
-    const dlrs_python *python;
+    dlrs_python *python;
     PyThreadState *state;
 } dlrs_python_thread;
+
+/* The hooks of one pool. Its owner keeps `crew` alive until it leaves. */
+static inline dlrs_python *dlrs_python_new(const dlrs_python *hooks, PyObject *crew, unsigned num_threads)
+{
+    dlrs_python *python = PyMem_RawMalloc(sizeof *python);
+    if (python == NULL)
+        return NULL;
+    *python = *hooks;
+    python->crew = crew;
+    python->holds = 1 + (uint64_t)num_threads;
+    return python;
+}
+
+/* For a pool that was not made after all, or by whoever was the last. */
+static inline void dlrs_python_free(dlrs_python *python)
+{
+    PyMem_RawFree(python);
+}
+
+/* Give up a hold. Called attached; an owner leaves a reference to the crew behind. */
+static inline void dlrs_python_leave(dlrs_python *python)
+{
+    if (__atomic_fetch_sub(&python->holds, 1, __ATOMIC_ACQ_REL) != 1)
+        return;
+    Py_XDECREF(python->crew);
+    dlrs_python_free(python);
+}
 
 /* Number of the pool that the calling thread is a worker of, or 0. */
 static _Thread_local uint64_t dlrs_current_pool;
@@ -55,12 +89,23 @@ static inline void dlrs_release_new_states(void)
     pthread_mutex_unlock(&dlrs_new_state_lock);
 }
 
+/* Called attached, and leaves the thread without a thread state. */
+static void dlrs_end_python(dlrs_python_thread *thread, dlrs_worker *worker)
+{
+    thread->python->end(worker, thread->python->crew);
+    dlrs_python_leave(thread->python);
+    /* Drops what the thread has in threading.local, here, where it was made. */
+    PyThreadState_Clear(thread->state);
+    PyThreadState_DeleteCurrent();
+    PyMem_RawFree(thread);
+}
+
 static void *dlrs_enter_python(void *context, dlrs_worker *worker)
 {
     dlrs_current_pool = dlrs_worker_pool_id(worker);
     dlrs_python_thread *thread = PyMem_RawMalloc(sizeof *thread);
     if (thread == NULL)
-        return NULL;
+        return NULL; /* it keeps its hold, and the crew stays, since nobody detached can drop that */
     thread->python = context;
     dlrs_hold_new_states();
     thread->state = PyThreadState_New(thread->python->interpreter);
@@ -70,7 +115,10 @@ static void *dlrs_enter_python(void *context, dlrs_worker *worker)
         return NULL;
     }
     PyEval_RestoreThread(thread->state);
-    thread->python->start(worker);
+    if (!thread->python->start(worker, thread->python->crew)) {
+        dlrs_end_python(thread, worker);
+        return NULL;
+    }
     PyEval_SaveThread();
     return thread;
 }
@@ -95,11 +143,7 @@ static void dlrs_leave_python(void *context, dlrs_worker *worker)
 {
     dlrs_python_thread *thread = context;
     PyEval_RestoreThread(thread->state);
-    thread->python->end(worker);
-    /* Drops what the thread has in threading.local, here, where it was made. */
-    PyThreadState_Clear(thread->state);
-    PyThreadState_DeleteCurrent();
-    PyMem_RawFree(thread);
+    dlrs_end_python(thread, worker);
 }
 
 static inline dlrs_hooks dlrs_python_hooks(dlrs_python *python)
@@ -125,6 +169,95 @@ static inline PyObject *dlrs_get_current_epoch(void)
 static inline void dlrs_set_current_epoch(PyObject *epoch)
 {
     dlrs_current_epoch = epoch;
+}
+
+/* ---- what the calling thread is asked for ----
+ *
+ * NOTE [ places ] Random numbers of a sample are keyed by its position in the epoch, so the thread that makes it must
+ * know that position. Items are asked for by Python code that counts nothing (fetch.py). So whoever works for an epoch
+ * has a place on its stack that says which items it is asked for, stored once for a batch; the item that is under way
+ * follows from what is left in the iterator over their indices. A loader inside an item has a place of its own, which
+ * leads back to the one around it. */
+enum {
+    DLRS_ASKED_NOTHING = 0,
+    DLRS_ASKED_ITEMS,  /* one after the other */
+    DLRS_ASKED_MANY,   /* in one call */
+    DLRS_ASKED_COLLATE,
+};
+
+typedef struct dlrs_place dlrs_place;
+struct dlrs_place {
+    dlrs_place **current; /* the thread's; to look that up costs more than all the rest */
+    dlrs_place *around;
+    PyObject *epoch;      /* borrowed from whoever works for it */
+    PyObject *iterator;   /* over the indices of the items that are asked for; borrowed meanwhile; NULL if it is one */
+    uint64_t first;       /* position in the epoch of the first of them; for `collate`, the number of the batch */
+    uint64_t count;
+    PyObject *generators; /* dict of those that were made for what is asked; owned; NULL if there are none */
+    int asked;
+};
+
+static _Thread_local dlrs_place *dlrs_current_place;
+
+/* The innermost place of the calling thread; NULL outside of all work. */
+static inline dlrs_place *dlrs_get_place(void)
+{
+    return dlrs_current_place;
+}
+
+static inline void dlrs_enter_place(dlrs_place *place, PyObject *epoch)
+{
+    place->epoch = epoch;
+    place->generators = NULL;
+    place->asked = DLRS_ASKED_NOTHING;
+    place->current = &dlrs_current_place;
+    place->around = *place->current;
+    *place->current = place;
+}
+
+static inline void dlrs_ask(dlrs_place *place, int asked, PyObject *iterator, uint64_t first, uint64_t count)
+{
+    place->iterator = iterator;
+    place->first = first;
+    place->count = count;
+    place->asked = asked;
+    if (place->generators != NULL)
+        Py_CLEAR(place->generators);
+}
+
+static inline void dlrs_ask_nothing(dlrs_place *place)
+{
+    place->asked = DLRS_ASKED_NOTHING;
+    if (place->generators != NULL)
+        Py_CLEAR(place->generators);
+}
+
+static inline void dlrs_leave_place(dlrs_place *place)
+{
+    dlrs_ask_nothing(place);
+    *place->current = place->around;
+}
+
+/* ---- the crew the calling thread belongs to ----
+ *
+ * Borrowed, see NOTE [ who holds the crew ]: set when a worker starts and cleared when it ends. */
+static _Thread_local PyObject *dlrs_current_crew;
+static _Thread_local unsigned dlrs_current_worker; /* its number in the crew */
+
+static inline PyObject *dlrs_get_current_crew(void)
+{
+    return dlrs_current_crew;
+}
+
+static inline unsigned dlrs_get_current_worker(void)
+{
+    return dlrs_current_worker;
+}
+
+static inline void dlrs_set_current_crew(PyObject *crew, unsigned worker)
+{
+    dlrs_current_crew = crew;
+    dlrs_current_worker = worker;
 }
 
 /* ---- garbage ----

@@ -3,6 +3,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, Protocol, TypeVar, final
 
 from dataloader_rs._shuffle import ShuffledOrder
+from dataloader_rs.worker_info import Crew
 
 _B_co = TypeVar("_B_co", covariant=True)
 
@@ -33,6 +34,7 @@ class Recipe:
         prefetch_depth: int,
         items_in_parallel: int,
         defer_refcount: bool,
+        rng_seed: int,
         *,
         batched: bool = True,
         drop_last: bool = False,
@@ -40,11 +42,19 @@ class Recipe:
         timeout: float = 0,
     ) -> None: ...
 
+def current_worker() -> tuple[Crew, int] | None: ...
+def current_request() -> tuple[int, int, int, dict[int, Any], int, int] | None: ...
+
+ASKED_ITEM: int
+ASKED_MANY: int
+ASKED_COLLATE: int
+
 @final
 class WorkerPool:
     generation: int
     num_threads: int
-    def __init__(self, num_threads: int, stack_size: int, adaptive: bool) -> None: ...
+    crew: Crew | None
+    def __init__(self, num_threads: int, stack_size: int, adaptive: bool, crew: Crew | None) -> None: ...
     @property
     def usable(self) -> bool: ...
     def check_caller(self) -> None: ...
@@ -61,6 +71,7 @@ def start_epoch(
     source: range | ShuffledOrder | array[int] | list[int],
     num_items: int,
     stream: _Stream | None,
+    epoch_number: int,
     after: PyDataloaderIter[Any] | None = None,
 ) -> PyDataloaderIter[Any]: ...
 def start_stream(
@@ -69,4 +80,5 @@ def start_stream(
     readers: list[Iterator[Any]],
     num_items: int | None,
     on_end: Callable[[int], None],
+    epoch_number: int,
 ) -> PyDataloaderIter[Any]: ...

@@ -22,7 +22,7 @@ from itertools import islice
 from types import GenericAlias
 
 cimport cython
-from cpython.exc cimport PyErr_CheckSignals
+from cpython.exc cimport PyErr_CheckSignals, PyErr_WriteUnraisable
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport UINT64_MAX, int64_t, uint64_t
@@ -43,11 +43,38 @@ cdef extern from "_bridge.h":
 
     ctypedef struct dlrs_python:
         PyInterpreterState *interpreter
-        void (*start)(dlrs_worker *worker) noexcept
+        bint (*start)(dlrs_worker *worker, PyObject *crew) noexcept
         void (*work)(dlrs_worker *worker, const dlrs_run *run) noexcept
-        void (*end)(dlrs_worker *worker) noexcept
+        void (*end)(dlrs_worker *worker, PyObject *crew) noexcept
 
+    dlrs_python *dlrs_python_new(const dlrs_python *hooks, PyObject *crew, unsigned num_threads)
+    void dlrs_python_free(dlrs_python *python)
+    void dlrs_python_leave(dlrs_python *python)
     dlrs_hooks dlrs_python_hooks(dlrs_python *python)
+    PyObject *dlrs_get_current_crew()
+    unsigned dlrs_get_current_worker()
+    void dlrs_set_current_crew(PyObject *crew, unsigned worker)
+
+    enum:
+        DLRS_ASKED_NOTHING
+        DLRS_ASKED_ITEMS
+        DLRS_ASKED_MANY
+        DLRS_ASKED_COLLATE
+
+    ctypedef struct dlrs_place:
+        PyObject *epoch
+        PyObject *iterator
+        uint64_t first
+        uint64_t count
+        PyObject *generators
+        int asked
+
+    dlrs_place *dlrs_get_place()
+    void dlrs_enter_place(dlrs_place *place, PyObject *epoch)
+    void dlrs_leave_place(dlrs_place *place)
+    void dlrs_ask(dlrs_place *place, int asked, PyObject *iterator, uint64_t first, uint64_t count)
+    void dlrs_ask_nothing(dlrs_place *place)
+
     uint64_t dlrs_get_current_pool()
     PyObject *dlrs_get_current_epoch()
     void dlrs_set_current_epoch(PyObject *epoch)
@@ -77,6 +104,7 @@ cdef extern from "Python.h":
     object PyContext_Copy(object context)
     int PyContext_Enter(object context) except -1
     int PyContext_Exit(object context) except -1
+    PyObject *PyObject_CallOneArg(PyObject *function, PyObject *argument)
     PyObject *PyObject_GetItem(PyObject *obj, PyObject *key)
     Py_ssize_t PyObject_LengthHint(object obj, Py_ssize_t default) except -1
 
@@ -131,6 +159,8 @@ cdef class Recipe:
         As checked by the loader; the first two are at most 2**63 - 1.
     defer_refcount : bool
         Whether to defer the reference counting of the three objects, see ``_freethreading.h``.
+    rng_seed : int
+        What the random numbers of samples are keyed by, beside epoch and position.
     batched : bool
         False: a batch is its one sample, not a list of it.
     drop_last : bool
@@ -154,10 +184,11 @@ cdef class Recipe:
     cdef bint in_order
     cdef double timeout
     cdef readonly unsigned num_threads
+    cdef uint64_t rng_seed
 
     def __cinit__(self, dataset, fetch_many, collate_fn, uint64_t batch_size, uint64_t num_workers,
-                  uint64_t prefetch_depth, uint64_t items_in_parallel, bint defer_refcount, *, bint batched=True,
-                  bint drop_last=False, bint in_order=True, double timeout=0):
+                  uint64_t prefetch_depth, uint64_t items_in_parallel, bint defer_refcount, uint64_t rng_seed, *,
+                  bint batched=True, bint drop_last=False, bint in_order=True, double timeout=0):
         self.dataset = dataset
         self.fetch_many = fetch_many if items_in_parallel == 1 and batched else None
         self.collate_fn = collate_fn
@@ -169,6 +200,7 @@ cdef class Recipe:
         self.timeout = timeout
         self.num_workers = num_workers
         self.items_in_parallel = items_in_parallel
+        self.rng_seed = rng_seed
         # Without workers nothing is fetched ahead: there may be a pool, for the items of the caller's own batch.
         self.capacity = 1
         if num_workers > 0:
@@ -238,9 +270,9 @@ cdef inline object owned(PyObject *reference):
     return result
 
 
-cdef int64_t failed_position(iterator, uint64_t count) noexcept:
+cdef int64_t asked_position(iterator, uint64_t count) noexcept:
     # The fetch function draws the index from `iterator` just before it asks for the item, so what is left in there
-    # says which item was asked for.
+    # says which item was asked for. -1 if none was.
     cdef Py_ssize_t left
     try:
         left = PyObject_LengthHint(iterator, 0)
@@ -282,6 +314,7 @@ cdef class _Epoch:
     cdef bint source_is_array
     cdef uint64_t source_batches
     cdef dict drawn                 # number of a later batch: list of its indices; the consumer adds and removes
+    cdef dict drawn_from            # for batches with sizes of their own, the same: positions of their first items
     cdef list readers               # of a stream: the iterator of each lane, None once it has ended; else None
     cdef uint64_t num_read          # samples of a stream
     cdef object context             # what was current at iter(); the calling thread works in it itself
@@ -289,6 +322,7 @@ cdef class _Epoch:
     cdef object array_type          # numpy.ndarray if NumPy is there, for dlrs_disown; else None
     cdef frozenset pools            # numbers of the pools whose workers wait for this epoch, and its own
     cdef uint64_t generation
+    cdef uint64_t number            # of the epoch
     cdef dlrs_epoch *epoch_ptr      # NULL when the calling thread does the work; else the iterator's, and workers'
 
     cdef object indices(self, uint64_t batch, uint64_t position, uint64_t count):
@@ -317,23 +351,32 @@ cdef class _Epoch:
             return (<ShuffledOrder>self.source).piece(at, 1)[0]
         return self.source[at]
 
-    cdef object make_batch(self, dlrs_worker *worker, uint64_t batch, uint64_t count):
+    cdef uint64_t first_position(self, uint64_t batch) noexcept:
+        """The position in the epoch of the first item of a batch."""
+        if self.recipe.batch_size == 0:
+            return self.drawn_from[batch]
+        return batch * self.recipe.batch_size
+
+    cdef object make_batch(self, dlrs_worker *worker, dlrs_place *place, uint64_t batch, uint64_t count):
         """Fetch a whole batch one item after the other. The batch, or a `_Failure` in its place.
 
         `worker` is NULL on the calling thread.
         """
         cdef object samples
         if self.recipe.fetch_many is not None:
+            dlrs_ask(place, DLRS_ASKED_MANY, NULL, self.first_position(batch), count)
             samples = self.fetch_many(batch, count)
         elif count == 1:
+            dlrs_ask(place, DLRS_ASKED_ITEMS, NULL, self.first_position(batch), 1)
             samples = self.make_item(batch, 0)
             if self.recipe.batched and type(samples) is not _Failure:
                 samples = [samples]
         else:
-            samples = self.fetch(worker, batch, count)
-        if type(samples) is _Failure:
+            samples = self.fetch(worker, place, batch, count)
+            place.asked = DLRS_ASKED_NOTHING    # its iterator is gone
+        if self.recipe.collate_fn is None or type(samples) is _Failure:
             return samples
-        return self.collated(samples)
+        return self.collated(place, batch, samples)
 
     cdef object read(self, uint64_t lane, bint *ended):
         """Read the samples of one batch of a stream: a list, or a `_Failure`, or None when there are no more.
@@ -360,7 +403,7 @@ cdef class _Epoch:
                 return None
         return samples
 
-    cdef object read_on_worker(self, dlrs_worker *worker, const dlrs_run *run):
+    cdef object read_on_worker(self, dlrs_worker *worker, dlrs_place *place, const dlrs_run *run):
         """The next batch of a stream, or a `_Failure`, or NOTHING; others may read on before it is collated."""
         cdef bint ended = False
         cdef bint failed = True
@@ -370,14 +413,14 @@ cdef class _Epoch:
             failed = type(samples) is _Failure
         finally:
             dlrs_worker_leave_lane(worker, run, ended, failed)
-        return self.made_of(samples)
+        return self.made_of(place, run.batch, samples)
 
-    cdef object made_of(self, samples):
+    cdef object made_of(self, dlrs_place *place, uint64_t batch, samples):
         if samples is None:
             return NOTHING
         if type(samples) is _Failure:
             return samples
-        return self.collated(samples if self.recipe.batched else samples[0])
+        return self.collated(place, batch, samples if self.recipe.batched else samples[0])
 
     cdef object fetch_many(self, uint64_t batch, uint64_t count):
         try:
@@ -385,19 +428,20 @@ cdef class _Epoch:
         except BaseException as error:
             return _Failure.of(error, -1)
 
-    cdef object fetch(self, dlrs_worker *worker, uint64_t batch, uint64_t count):
+    cdef object fetch(self, dlrs_worker *worker, dlrs_place *place, uint64_t batch, uint64_t count):
         cdef object iterator = iter(self.indices(batch, 0, count))
         cdef object run = iterator
         cdef list samples = None
         cdef PyObject *fetched
         cdef uint64_t left = count
         cdef uint64_t piece = count if worker == NULL else dlrs_worker_piece(worker, 0, count)
+        dlrs_ask(place, DLRS_ASKED_ITEMS, <PyObject *>iterator, self.first_position(batch), count)
         while True:
             if piece < count:
                 run = islice(iterator, piece)
             fetched = dlrs_fetch(<PyObject *>self.recipe.fetch_run, <PyObject *>self.recipe.dataset, <PyObject *>run)
             if fetched == NULL:
-                return _Failure.of(raised(), failed_position(iterator, count))
+                return _Failure.of(raised(), asked_position(iterator, count))
             if piece == count:
                 return owned(fetched)
             if samples is None:
@@ -410,9 +454,10 @@ cdef class _Epoch:
                 return samples
             dlrs_worker_let_consumers_pass(worker)
 
-    cdef object collated(self, samples):
+    cdef object collated(self, dlrs_place *place, uint64_t batch, samples):
         if self.recipe.collate_fn is None:
             return samples
+        dlrs_ask(place, DLRS_ASKED_COLLATE, NULL, batch, 1)
         try:
             return self.recipe.collate_fn(samples)
         except BaseException as error:
@@ -444,17 +489,20 @@ cdef class _Epoch:
             return None
         outcome = samples if self.recipe.batched else samples[0]
         # Without workers, collate_fn belongs to the calling thread.
-        return self.collated(outcome) if self.recipe.num_workers > 0 else outcome
+        return self.collated(dlrs_get_place(), run.batch, outcome) if self.recipe.num_workers > 0 else outcome
 
     cdef object run_outcome(self, dlrs_worker *worker, const dlrs_run *run):
         """Do a run on a worker: the batch, or the sample if the run is a single item, or a `_Failure`."""
+        cdef dlrs_place *place = dlrs_get_place()
         try:
             if run.singly:
+                dlrs_ask(place, DLRS_ASKED_ITEMS, NULL, self.first_position(run.batch) + run.position, 1)
                 outcome = self.make_item(run.batch, run.position)
+                dlrs_ask_nothing(place)
             elif self.readers is not None:
-                outcome = self.read_on_worker(worker, run)
+                outcome = self.read_on_worker(worker, place, run)
             else:
-                outcome = self.make_batch(worker, run.batch, run.batch_items)
+                outcome = self.make_batch(worker, place, run.batch, run.batch_items)
         except MemoryError:
             return OUT_OF_MEMORY
         except BaseException as error:
@@ -504,18 +552,47 @@ cdef inline PyObject *new_reference(obj) noexcept:
 
 # ---- the worker ----
 
-cdef void on_start(dlrs_worker *worker) noexcept:
+cdef bint on_start(dlrs_worker *worker, PyObject *crew) noexcept:
     try:
         adopt_thread(dlrs_worker_name(worker).decode("ascii"))
     except MemoryError:
         pass    # a worker works without a name
+    if crew == NULL:
+        return True
+    dlrs_set_current_crew(crew, dlrs_worker_index(worker))
+    try:
+        return (<object>crew).start(dlrs_worker_index(worker))
+    except BaseException:
+        return False    # no memory for keeping the user's error, either
 
 
-cdef void on_end(dlrs_worker *worker) noexcept:
+cdef void on_end(dlrs_worker *worker, PyObject *crew) noexcept:
+    if crew != NULL:
+        end_in_crew(<object>crew, dlrs_worker_index(worker))
+        dlrs_set_current_crew(NULL, 0)
     try:
         forget_thread()
     except MemoryError:
         pass
+
+
+cdef void end_in_crew(crew, unsigned worker) noexcept:
+    # Call worker_exit_fn. Nobody waits for what it raises.
+    cdef object number
+    cdef object function
+    cdef PyObject *result
+    try:
+        number = worker
+        function = crew.exit_function(number)
+    except BaseException:
+        return
+    if function is None:
+        return
+    result = PyObject_CallOneArg(<PyObject *>function, <PyObject *>number)
+    if result == NULL:
+        PyErr_WriteUnraisable(function)
+    else:
+        Py_DECREF(<object>result)
 
 
 cdef void on_work(dlrs_worker *worker, const dlrs_run *first) noexcept:
@@ -532,11 +609,14 @@ cdef bint work_for_epoch(dlrs_worker *worker, dlrs_run *run) noexcept:
     cdef void *unwanted
     cdef dlrs_epoch *orphan
     cdef bint more = True
+    cdef dlrs_place place
     enter_context(context)
     dlrs_set_current_epoch(<PyObject *>epoch)
+    dlrs_enter_place(&place, <PyObject *>epoch)
     while more and run.user == <void *>epoch:
         dlrs_worker_let_consumers_pass(worker)
         outcome = epoch.work(worker, run)
+        dlrs_ask_nothing(&place)
         more = dlrs_worker_next(worker, run, outcome, &unwanted, &orphan)
         if unwanted != NULL:
             Py_DECREF(<object>unwanted)
@@ -545,6 +625,7 @@ cdef bint work_for_epoch(dlrs_worker *worker, dlrs_run *run) noexcept:
             epoch.epoch_ptr = NULL
             dlrs_epoch_free(orphan)
             Py_DECREF(epoch)
+    dlrs_leave_place(&place)
     dlrs_set_current_epoch(NULL)
     leave_context(context)
     return more
@@ -569,6 +650,47 @@ python.interpreter = PyInterpreterState_Get()
 python.start = on_start
 python.work = on_work
 python.end = on_end
+
+
+# ---- what the calling thread is, and what it is asked for ----
+
+def current_worker():
+    """The crew that the calling thread belongs to and its number there, or None if it is no worker of a crew."""
+    cdef PyObject *crew = dlrs_get_current_crew()
+    if crew == NULL:
+        return None
+    return <object>crew, dlrs_get_current_worker()
+
+
+def current_request():
+    """What a loader asks the calling thread for at this moment, or None if it is nothing.
+
+    Returns
+    -------
+    tuple or None
+        What kind of call it is (``ASKED_ITEM``, ``ASKED_MANY`` or ``ASKED_COLLATE``); the position in the epoch of the
+        item, or of the first of many, or for ``collate_fn`` the number of the batch; how many items; a dict that lasts
+        as long as the call, or as a run of calls for single items; the loader's rng_seed; the number of the epoch.
+    """
+    cdef dlrs_place *place = dlrs_get_place()
+    cdef int64_t item = 0
+    cdef _Epoch epoch
+    if place == NULL or place.asked == DLRS_ASKED_NOTHING:
+        return None
+    if place.iterator != NULL:
+        item = asked_position(<object>place.iterator, place.count)
+        if item < 0:
+            return None
+    if place.generators == NULL:
+        place.generators = new_reference({})
+    epoch = <_Epoch>place.epoch
+    return (place.asked, place.first + <uint64_t>item, place.count if place.iterator == NULL else 1,
+            <object>place.generators, epoch.recipe.rng_seed, epoch.number)
+
+
+ASKED_ITEM = DLRS_ASKED_ITEMS
+ASKED_MANY = DLRS_ASKED_MANY
+ASKED_COLLATE = DLRS_ASKED_COLLATE
 
 
 # ---- the pool ----
@@ -608,6 +730,8 @@ cdef class WorkerPool:
         Of each thread, in bytes.
     adaptive : bool
         Whether to keep workers parked that only get in each other's way.
+    crew : Crew or None
+        What its workers know of themselves and call when they start and end.
 
     Raises
     ------
@@ -623,26 +747,37 @@ cdef class WorkerPool:
     """
 
     cdef dlrs_pool *pool_ptr
+    cdef dlrs_python *python_ptr    # the workers' and ours; NULL once we have left it
+    cdef readonly object crew
     cdef uint64_t pool_id       # 0 without threads
     cdef readonly unsigned num_threads
     cdef readonly uint64_t generation
     cdef uint64_t closed
 
-    def __cinit__(self, unsigned num_threads, size_t stack_size, bint adaptive):
+    def __cinit__(self, unsigned num_threads, size_t stack_size, bint adaptive, crew):
         cdef dlrs_pool_options options
+        cdef dlrs_python *shared
         cdef dlrs_status status
         cdef int os_error = 0
         self.generation = dlrs_process_generation()
         self.num_threads = num_threads
+        self.crew = crew
         if num_threads == 0:
             return
-        options.hooks = dlrs_python_hooks(&python)
         options.num_threads = num_threads
         options.stack_size = stack_size
         options.exclusive = getattr(sys, "_is_gil_enabled", _always)()
         options.adaptive = adaptive
+        shared = dlrs_python_new(&python, NULL if crew is None else <PyObject *>crew, num_threads)
+        if shared == NULL:
+            raise MemoryError(f"no memory for {num_threads} worker threads")
+        options.hooks = dlrs_python_hooks(shared)
         with nogil:
             status = dlrs_pool_new(&options, &self.pool_ptr, &os_error)
+        if status == DLRS_OK:
+            self.python_ptr = shared
+        else:
+            dlrs_python_free(shared)    # the threads that did start have ended
         if status == DLRS_NO_THREAD:
             raise RuntimeError(f"cannot start {num_threads} worker threads (num_workers * items_in_parallel): "
                                f"{strerror(os_error).decode('utf-8', 'replace')}")
@@ -651,6 +786,19 @@ cdef class WorkerPool:
         if status != DLRS_OK:
             raise exiting("cannot start worker threads")
         self.pool_id = dlrs_pool_id(self.pool_ptr)
+
+    def __del__(self):
+        # Not in __dealloc__: the workers that end now may call functions of the user, and the collector, which calls
+        # this first, leaves alone what they still need. See NOTE [ who holds the crew ].
+        cdef dlrs_python *left = self.python_ptr
+        if left == NULL or self.generation != dlrs_process_generation():
+            return
+        self.python_ptr = NULL
+        dlrs_store(&self.closed, 1)
+        dlrs_pool_stop(self.pool_ptr)
+        if self.crew is not None:
+            Py_INCREF(self.crew)
+        dlrs_python_leave(left)
 
     def __dealloc__(self):
         if self.pool_ptr != NULL:
@@ -754,6 +902,7 @@ cdef class PyDataloaderIter:
     cdef object stream          # draws the batches beyond those known at iter(), or None
     cdef object stream_error    # what the stream came to, to be raised after the batches before it
     cdef uint64_t busy          # 1 while a thread is inside next()
+    cdef bint awaits_workers    # until all of them are known to have started
     cdef uint64_t active        # 1 from the start of the epoch until its end
     cdef uint64_t complete      # 1 once no more batches will be drawn
     cdef uint64_t num_items     # known so far
@@ -816,6 +965,8 @@ cdef class PyDataloaderIter:
         if self.complete and self.taken == self.num_batches:
             self.end()
         self.check_usable()
+        if self.awaits_workers:
+            self.await_workers()
         if not self.complete:
             self.draw()
             if self.taken == self.num_batches:
@@ -840,10 +991,25 @@ cdef class PyDataloaderIter:
             raise RuntimeError("a worker cannot wait for a batch of its own loader")
         return 0
 
+    cdef int await_workers(self) except -1:
+        """Wait until worker_init_fn has returned on all workers. If it raised on one, that is the end of the epoch."""
+        while not self.pool.crew.wait(SIGNAL_CHECK_NS * 1e-9) and self.pool.usable:
+            self.check_usable()
+        error = self.pool.crew.error
+        if error is not None:
+            dlrs_store(&self.complete, 1)
+            dlrs_store(&self.num_batches, self.taken)
+            self.finish()
+            return dlrs_raise(error)
+        self.awaits_workers = False
+        return 0
+
     cdef int draw(self) except -1:
         """Draw one batch's worth of indices from a sampler that goes on beyond what iter() read."""
         for batch in self.stream.draw():
             self.epoch.drawn[self.num_batches] = batch
+            if self.epoch.recipe.batch_size == 0:
+                self.epoch.drawn_from[self.num_batches] = self.num_items
             self.num_items += <uint64_t>len(batch)
             dlrs_store(&self.num_batches, self.num_batches + 1)
         if self.epoch.recipe.num_workers > 0:
@@ -919,6 +1085,7 @@ cdef class PyDataloaderIter:
     cdef void drop_indices(self) noexcept:
         if self.stream is not None:
             self.epoch.drawn.pop(self.batch, None)
+            self.epoch.drawn_from.pop(self.batch, None)
 
     cdef uint64_t batch_items(self, uint64_t batch) except? 0:
         if self.epoch.recipe.batch_size == 0:
@@ -964,16 +1131,19 @@ cdef class PyDataloaderIter:
         """Make the next batch in the calling thread."""
         cdef uint64_t batch = self.taken
         cdef bint ended
+        cdef dlrs_place place
         PyContext_Enter(self.epoch.context)
+        dlrs_enter_place(&place, <PyObject *>self.epoch)
         try:
             if self.epoch.readers is None:
                 self.count_taken(batch)
-                return self.epoch.make_batch(NULL, batch, self.batch_items(batch))
+                return self.epoch.make_batch(NULL, &place, batch, self.batch_items(batch))
             samples = self.epoch.read(0, &ended)
             if samples is not None:
                 self.count_taken(batch)
-                return self.epoch.made_of(samples)
+                return self.epoch.made_of(&place, batch, samples)
         finally:
+            dlrs_leave_place(&place)
             PyContext_Exit(self.epoch.context)
         self.end()
 
@@ -1034,6 +1204,7 @@ cdef class PyDataloaderIter:
         cdef uint64_t batch = 0
         cdef dlrs_status status = DLRS_NOT_READY
         cdef object interrupt = None
+        cdef dlrs_place place
         self.offer(self.taken + 1)
         while status == DLRS_NOT_READY:
             with nogil:
@@ -1046,13 +1217,15 @@ cdef class PyDataloaderIter:
         if interrupt is not None:
             raise interrupt
         PyContext_Enter(self.epoch.context)
+        dlrs_enter_place(&place, <PyObject *>self.epoch)
         try:
             status = dlrs_epoch_take(epoch_ptr, &outcome, &batch)
             samples = self.taken_outcome(status, outcome, batch)
             if type(samples) is _Failure:
                 return samples
-            return self.epoch.collated(samples)
+            return self.epoch.collated(&place, batch, samples)
         finally:
+            dlrs_leave_place(&place)
             PyContext_Exit(self.epoch.context)
 
     cdef object taken_outcome(self, dlrs_status status, void *outcome, uint64_t batch):
@@ -1072,7 +1245,7 @@ cdef class PyDataloaderIter:
 
 
 def start_epoch(Recipe recipe not None, WorkerPool pool not None, source, uint64_t num_items, stream,
-                PyDataloaderIter after=None):
+                uint64_t epoch_number, PyDataloaderIter after=None):
     """Start an epoch over indices and return its iterator.
 
     Parameters
@@ -1087,6 +1260,8 @@ def start_epoch(Recipe recipe not None, WorkerPool pool not None, source, uint64
     stream : object or None
         ``stream.draw()`` returns a list of further batches (lists of indices; only the last of all may be short, where
         the batch size is given) and sets ``stream.ended``, and ``stream.error`` to what ended it early or None.
+    epoch_number : int
+        What the random numbers of samples are keyed by, beside `recipe` and their position.
     after : PyDataloaderIter or None
         Of the same recipe and pool, with workers, that nobody has begun to iterate yet: workers go on with this epoch
         when they have no more to begin in that one, and the two together are fetched ahead no further than one.
@@ -1107,11 +1282,13 @@ def start_epoch(Recipe recipe not None, WorkerPool pool not None, source, uint64
     iterator.complete = stream is None
     iterator.stream = stream
 
+    epoch.number = epoch_number
     epoch.source = source
     epoch.source_is_range = type(source) is range
     epoch.source_is_array = type(source) is array
     epoch.source_batches = UINT64_MAX if stream is None else iterator.num_batches
     epoch.drawn = {}
+    epoch.drawn_from = {}
     start(iterator, 0, NULL if after is None else after.epoch.epoch_ptr)
     if recipe.num_workers == 0:
         return iterator
@@ -1125,7 +1302,8 @@ def start_epoch(Recipe recipe not None, WorkerPool pool not None, source, uint64
     return iterator
 
 
-def start_stream(Recipe recipe not None, WorkerPool pool not None, list readers not None, num_items, on_end):
+def start_stream(Recipe recipe not None, WorkerPool pool not None, list readers not None, num_items, on_end,
+                 uint64_t epoch_number):
     """Start an epoch over a stream and return its iterator.
 
     Parameters
@@ -1140,6 +1318,8 @@ def start_stream(Recipe recipe not None, WorkerPool pool not None, list readers 
         How many samples they are said to give.
     on_end : callable
         ``on_end(number of samples)``, called when they have ended without an error.
+    epoch_number : int
+        What random numbers are keyed by, beside `recipe`.
 
     Raises
     ------
@@ -1154,6 +1334,7 @@ def start_stream(Recipe recipe not None, WorkerPool pool not None, list readers 
     iterator.complete = num_items is not None
     iterator.on_end = on_end
     epoch.readers = readers
+    epoch.number = epoch_number
     start(iterator, len(readers), NULL)
     if recipe.num_workers > 0:
         dlrs_epoch_offer(epoch.epoch_ptr, UINT64_MAX, True)
@@ -1166,6 +1347,7 @@ cdef PyDataloaderIter new_iterator(Recipe recipe, WorkerPool pool, _Epoch epoch)
     if pool.num_threads != recipe.num_threads:
         raise ValueError(f"pool must have {recipe.num_threads} threads, got {pool.num_threads}")
     iterator.pool = pool
+    iterator.awaits_workers = pool.crew is not None and not pool.crew.has_started
     iterator.epoch = epoch
     epoch.recipe = recipe
     epoch.context = PyContext_CopyCurrent()

@@ -7,6 +7,8 @@ import operator
 
 from dataloader_rs.errors import shown
 
+SEED_END = 2**64
+
 
 def checked_integer(name: str, value: object) -> int:
     if isinstance(value, bool):
@@ -31,6 +33,13 @@ def checked_flag(name: str, value: object) -> bool:
     raise TypeError(f"{name} must be True or False, got {shown(value)} ({type(value).__name__})")
 
 
+def checked_seed(name: str, value: object) -> int:
+    seed = checked_integer(name, value)
+    if not 0 <= seed < SEED_END:
+        raise ValueError(f"{name} must be >= 0 and < 2**64, got {shown(seed)}")
+    return seed
+
+
 def checked_seconds(name: str, value: object) -> float:
     if isinstance(value, bool) or not hasattr(type(value), "__float__"):
         raise TypeError(f"{name} must be a number of seconds, got {shown(value)} ({type(value).__name__})")
@@ -41,6 +50,11 @@ def checked_seconds(name: str, value: object) -> float:
     if not 0 <= seconds < math.inf:
         raise ValueError(f"{name} must be >= 0 and finite, got {shown(value)}")
     return seconds
+
+
+def check_callable(name: str, value: object) -> None:
+    if value is not None and not callable(value):
+        raise TypeError(f"{name} must be callable or None, got {shown(value)}")
 
 
 def check_exclusive(name: str, value: object, **others: object) -> None:

@@ -55,12 +55,17 @@ def explain_stream(error: BaseException, batch: int, worker: int, samples_lost: 
     _set_note(error, note)
 
 
+def explain_start(error: BaseException, worker: int) -> None:
+    """Put a note on what ``worker_init_fn`` raised on a worker."""
+    _set_note(error, f"raised by worker_init_fn, in {_thread(worker)}")
+
+
 def not_the_end(error: BaseException) -> BaseException:
     """`error`, or a RuntimeError caused by it if it is a StopIteration, which would seem to end the epoch."""
     # By its type: a class may answer anything to isinstance().
     if not issubclass(type(error), StopIteration):
         return error
-    result = RuntimeError("a dataset, sampler or collate_fn raised StopIteration")
+    result = RuntimeError("a dataset, sampler, collate_fn or worker_init_fn raised StopIteration")
     result.__cause__ = error
     return result
 

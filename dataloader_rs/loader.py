@@ -10,7 +10,15 @@ from typing import Any, Generic, TypeVar
 
 from dataloader_rs._core import Counter, PyDataloaderIter, Recipe, WorkerPool, start_epoch, start_stream
 from dataloader_rs._shuffle import ShuffledOrder
-from dataloader_rs.arguments import check_exclusive, checked_count, checked_flag, checked_integer, checked_seconds
+from dataloader_rs.arguments import (
+    check_callable,
+    check_exclusive,
+    checked_count,
+    checked_flag,
+    checked_integer,
+    checked_seconds,
+    checked_seed,
+)
 from dataloader_rs.dataset import PyDataset, checked_dataset, dataset_name, fetch_many_of, indexed_object
 from dataloader_rs.epochs import EPOCH_END, EpochNumbers, tell_epoch
 from dataloader_rs.errors import not_the_end, shown
@@ -25,12 +33,12 @@ from dataloader_rs.torch_arguments import (
     checked_prefetch_factor,
     depth_of_prefetch_factor,
 )
+from dataloader_rs.worker_info import Crew
 
 B_co = TypeVar("B_co", covariant=True)
 
 MAX_THREADS = 65_536
 MAX_COUNT = 2**63 - 1
-SEED_END = 2**64
 
 
 class PyDataloader(Generic[B_co]):
@@ -101,6 +109,18 @@ class PyDataloader(Generic[B_co]):
         side by side, as a file that is moved with ``seek``. All loaders of one dataset object share that lock, whose
         holder may ask again. ``collate_fn``, ``__len__`` and the consumer do not need it. None asks the dataset's
         attribute of the same name.
+    worker_init_fn : callable, optional
+        ``worker_init_fn(worker_id)`` is called once on each worker, when its thread starts, before its first sample;
+        ids are 0 .. ``num_workers * items_in_parallel - 1``. The first ``next()`` waits until it has returned on all of
+        them. What it raises comes out there and is the end of that epoch; the next ``iter()`` starts new threads. Never
+        called when `num_workers` is 0.
+    worker_exit_fn : callable, optional
+        ``worker_exit_fn(worker_id)`` is called once on each worker, when its thread ends: on ``close()``, when the
+        loader is dropped, or at exit, but not on a worker that `worker_init_fn` failed on, or that is stuck in a call
+        at exit. What it raises goes to `sys.unraisablehook`. Never called when `num_workers` is 0.
+    rng_seed : int, optional
+        What the random numbers of `sample_rng` and the seeds of workers are keyed by, ``0 <= rng_seed < 2**64``. By
+        default it is `seed`, and without that every loader has its own; the attribute is the number really used.
 
     Raises
     ------
@@ -145,6 +165,9 @@ class PyDataloader(Generic[B_co]):
         multiprocessing_context: Any = None,
         pin_memory_device: str = "",
         serial_dataset: bool | None = None,
+        worker_init_fn: Callable[[int], object] | None = None,
+        worker_exit_fn: Callable[[int], object] | None = None,
+        rng_seed: int | None = None,
     ) -> None:
         dataset = checked_dataset(dataset)
         if batch_size is not None:
@@ -170,8 +193,9 @@ class PyDataloader(Generic[B_co]):
             serial_dataset = checked_flag("serial_dataset", serial_dataset)
         if seed is not None:
             seed = checked_integer("seed", seed)
-        if collate_fn is not None and not callable(collate_fn):
-            raise TypeError(f"collate_fn must be callable or None, got {shown(collate_fn)}")
+        check_callable("collate_fn", collate_fn)
+        check_callable("worker_init_fn", worker_init_fn)
+        check_callable("worker_exit_fn", worker_exit_fn)
         if sampler is not None and not is_iterable(sampler):
             raise TypeError(f"sampler must be an iterable of indices or None, got {shown(sampler)}")
         if batch_sampler is not None:
@@ -193,24 +217,28 @@ class PyDataloader(Generic[B_co]):
             check_exclusive("shuffle", shuffle, sampler=sampler)
         if timeout > 0 and num_workers == 0:
             raise ValueError(f"timeout needs num_workers > 0, got timeout={shown(timeout)} with num_workers=0")
-        if seed is not None and not shuffle:
-            raise ValueError(f"seed needs shuffle=True, got seed={shown(seed)} with shuffle=False")
-        if seed is not None and not 0 <= seed < SEED_END:
-            raise ValueError(f"seed must be >= 0 and < 2**64, got {shown(seed)}")
         if seed is not None:
+            if not shuffle:
+                raise ValueError(f"seed needs shuffle=True, got seed={shown(seed)} with shuffle=False")
+            seed = checked_seed("seed", seed)
             check_exclusive("seed", seed, generator=generator)
+        if rng_seed is not None:
+            rng_seed = checked_seed("rng_seed", rng_seed)
         vars(self).update(
             dataset=dataset, batch_size=batch_size, prefetch_depth=prefetch_depth, shuffle=shuffle, sampler=sampler,
             num_workers=num_workers, collate_fn=collate_fn, drop_last=drop_last, seed=seed,
             items_in_parallel=items_in_parallel, batch_sampler=batch_sampler, timeout=timeout, in_order=in_order,
             defer_refcount=defer_refcount, adaptive=adaptive, generator=generator, prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers, multiprocessing_context=multiprocessing_context,
-            pin_memory_device=pin_memory_device, serial_dataset=serial_dataset,
+            pin_memory_device=pin_memory_device, serial_dataset=serial_dataset, worker_init_fn=worker_init_fn,
+            worker_exit_fn=worker_exit_fn, _given_rng_seed=rng_seed,
         )
         self._prepare()
 
     def _prepare(self) -> None:
         """Make what is not an argument: it belongs to this object and this process."""
+        seed = self.seed if self._given_rng_seed is None else self._given_rng_seed
+        vars(self)["rng_seed"] = int.from_bytes(os.urandom(8)) if seed is None else seed
         batch_size = 1 if self.batch_size is None else min(self.batch_size, MAX_COUNT)
         asked, fetch_many = indexed_object(self.dataset), fetch_many_of(self.dataset)
         if is_serial(asked, self.serial_dataset):
@@ -221,8 +249,7 @@ class PyDataloader(Generic[B_co]):
             prefetch_depth = depth_of_prefetch_factor(self.prefetch_factor, self.num_workers)
         self._recipe = Recipe(
             asked, fetch_many, self.collate_fn, batch_size if self.batch_sampler is None else 0, self.num_workers,
-            min(prefetch_depth, MAX_COUNT),
-            self.items_in_parallel, self.defer_refcount,
+            min(prefetch_depth, MAX_COUNT), self.items_in_parallel, self.defer_refcount, self.rng_seed,
             batched=self.batch_size is not None or self.batch_sampler is not None, drop_last=self.drop_last,
             in_order=self.in_order, timeout=float(self.timeout),
         )
@@ -234,16 +261,16 @@ class PyDataloader(Generic[B_co]):
         self._pools = LoaderPools()
 
     def __iter__(self) -> PyDataloaderIter[B_co]:
-        pool = self._pools.here().started(self._recipe.num_threads, self.adaptive)
+        pool = self._pools.here().started(self._recipe.num_threads, self.adaptive, self._new_crew)
         pool.check_caller()
         try:
             if is_stream(self.dataset):
                 return self._start_stream(pool)
-            indices, num_items, stream = self._order()
+            indices, num_items, stream, epoch = self._order()
         except StopIteration as error:
             # A caller that is an iterator itself would take it for its own end.
             raise not_the_end(error) from error
-        return start_epoch(self._recipe, pool, indices, num_items, stream)
+        return start_epoch(self._recipe, pool, indices, num_items, stream, epoch)
 
     def __len__(self) -> int:
         if self.batch_sampler is not None:
@@ -309,8 +336,9 @@ class PyDataloader(Generic[B_co]):
         self.close()
 
     def __repr__(self) -> str:
+        # Without rng_seed, which never is its default: a loader rebuilt from the attributes of another looks the same.
         given = [f"{name}={shown(getattr(self, name))}" for name, default in DEFAULTS.items()
-                 if getattr(self, name) is not default]
+                 if name != "rng_seed" and getattr(self, name) is not default]
         return f"{type(self).__name__}({', '.join([dataset_name(self.dataset), *given])})"
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -331,21 +359,27 @@ class PyDataloader(Generic[B_co]):
             setattr(self, name, value)
         self._prepare()
 
+    def _new_crew(self) -> Crew | None:
+        """What the workers of a new pool know of themselves."""
+        if self.num_workers == 0:
+            return None
+        return Crew(self.dataset, self.num_workers, self._recipe.num_threads, self.rng_seed, self.worker_init_fn,
+                    self.worker_exit_fn)
+
     def _start_stream(self, pool: WorkerPool) -> PyDataloaderIter[B_co]:
-        self._epochs.take()
+        epoch = self._epochs.take()
         readers = readers_of(self.dataset, self.num_workers)
         expected = _known_length(self.dataset)
         on_end = functools.partial(self._length_check.check, expected)
-        return start_stream(self._recipe, pool, readers, expected, on_end)
+        return start_stream(self._recipe, pool, readers, expected, on_end, epoch)
 
-    def _order(self) -> tuple[object, int, IndexStream | BatchStream | None]:
-        """The indices of the next epoch, how many of them make up batches, and where further ones come from."""
+    def _order(self) -> tuple[object, int, IndexStream | BatchStream | None, int]:
+        """Indices of the next epoch, how many of them make up batches, where further ones come from; its number."""
         stream: IndexStream | BatchStream | None = None
         indices: Any
         if self.batch_sampler is not None:
-            self._epochs.take()
             may_be_used_up = self._reads.take() > 0 and isinstance(self.batch_sampler, Iterator)
-            return [], 0, BatchStream(self.batch_sampler, may_be_used_up)
+            return [], 0, BatchStream(self.batch_sampler, may_be_used_up), self._epochs.take()
         if self.sampler is None:
             length = len(self.dataset)
             epoch = self._epochs.take()
@@ -365,20 +399,20 @@ class PyDataloader(Generic[B_co]):
                 if stream.ended:
                     stream = None
             is_empty = stream is None and not indices
-            self._epochs.take()
+            epoch = self._epochs.take()
             if self._reads.take() > 0 and is_empty and (length or isinstance(self.sampler, Iterator)):
                 warn_of_nothing("sampler", self.sampler, stacklevel=4)
         num_items = len(indices)
         if self.drop_last:
             num_items -= num_items % self._recipe.batch_size
-        return indices, num_items, stream
+        return indices, num_items, stream, epoch
 
 
 DEFAULTS = {parameter.name: parameter.default
             for parameter in inspect.signature(PyDataloader).parameters.values()
             if parameter.default is not parameter.empty}
 ARGUMENTS = frozenset(DEFAULTS) | {"dataset"}
-RUNTIME = frozenset({"_recipe", "_order_seed", "_epochs", "_reads", "_pools", "_length_check"})
+RUNTIME = frozenset({"rng_seed", "_recipe", "_order_seed", "_epochs", "_reads", "_pools", "_length_check"})
 
 
 def _check_stream(**arguments: object) -> None:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from dataloader_rs._core import WorkerPool, process_generation
 from dataloader_rs.threads import stack_size
+from dataloader_rs.worker_info import Crew
+
+
+def _nobody() -> None:
+    """The crew of threads that need to know nothing of themselves."""
 
 
 class PoolOfProcess:
@@ -21,11 +27,11 @@ class PoolOfProcess:
         self._lock = threading.RLock()
         self._pool: WorkerPool | None = None
 
-    def started(self, num_threads: int, adaptive: bool) -> WorkerPool:
-        """The pool, with its threads running."""
+    def started(self, num_threads: int, adaptive: bool, new_crew: Callable[[], Crew | None] = _nobody) -> WorkerPool:
+        """The pool, with its threads running; each pool has a crew of its own."""
         with self._lock:
             if self._pool is None or not self._pool.usable:
-                pool = WorkerPool(num_threads, stack_size(), adaptive)
+                pool = WorkerPool(num_threads, stack_size(), adaptive, new_crew())
                 if self._pool is None or not self._pool.usable:
                     self._pool = pool
             return self._pool

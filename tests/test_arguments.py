@@ -33,6 +33,9 @@ KEYWORDS = {
     "multiprocessing_context": None,
     "pin_memory_device": "",
     "serial_dataset": None,
+    "worker_init_fn": None,
+    "worker_exit_fn": None,
+    "rng_seed": None,
 }
 POSITIONAL = {
     "batch_size": 1, "prefetch_depth": 2, "shuffle": False, "sampler": None, "num_workers": 0, "collate_fn": None,
@@ -430,8 +433,9 @@ def test_defaults_can_be_read_back():
     dataset = Ids(5)
     loader = PyDataloader(dataset)
     assert loader.dataset is dataset
-    for name, default in {**POSITIONAL, **KEYWORDS}.items():
-        assert getattr(loader, name) is default
+    for name, default in (POSITIONAL | KEYWORDS).items():
+        if name != "rng_seed":  # it is a number even if none was given
+            assert getattr(loader, name) is default
 
 
 def test_given_objects_are_read_back_themselves():
@@ -439,8 +443,11 @@ def test_given_objects_are_read_back_themselves():
     sampler = [0, 1]
     dataset = PyDataset.of("ab")
     loader = PyDataloader(dataset, sampler=sampler, collate_fn=last, defer_refcount=False,
-                          adaptive=False)
+                          adaptive=False, worker_init_fn=print, worker_exit_fn=len, rng_seed=2**64 - 1)
     assert loader.dataset is dataset
+    assert loader.worker_init_fn is print
+    assert loader.worker_exit_fn is len
+    assert loader.rng_seed == 2**64 - 1
     assert loader.sampler is sampler
     assert loader.collate_fn is last
     assert loader.defer_refcount is False
@@ -516,6 +523,7 @@ def test_subclass_with_another_signature_and_iteration_works(num_workers):
 @pytest.mark.parametrize("options", [{}, {"batch_size": 3, "drop_last": True}, {"sampler": [4, 2, 2], "num_workers": 2},
                                      {"collate_fn": last, "num_workers": 1, "prefetch_depth": 5},
                                      {"items_in_parallel": 2, "defer_refcount": False},
+                                     {"num_workers": 1, "worker_init_fn": str, "worker_exit_fn": str, "rng_seed": 4},
                                      {"shuffle": True, "seed": 7, "batch_size": 4}])
 def test_loader_rebuilt_from_its_attributes_is_equal(options):
     """B55: what trainers do to replace a sampler; with every argument, and with the seven names of the case."""

@@ -1,0 +1,146 @@
+"""What a worker knows of itself, and the functions of the user that it calls when it starts and when it ends. Knows no
+epochs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from dataloader_rs._core import current_worker, process_generation
+from dataloader_rs.errors import explain_start, not_the_end
+from dataloader_rs.randomness import worker_seed
+
+
+class WorkerInfo(NamedTuple):
+    """What `get_worker_info` returns.
+
+    Attributes
+    ----------
+    id : int
+        Number of the worker, from 0; below `num_threads`.
+    num_workers : int
+        Of the loader.
+    num_threads : int
+        ``num_workers * items_in_parallel``, how many workers there are.
+    seed : int
+        Keyed by the loader's ``rng_seed`` and `id`, ``0 <= seed < 2**64``. The same in every epoch of the loader. No
+        two workers of a loader have the same, nor the same modulo 2**32, which is what ``numpy.random.seed`` takes.
+    dataset : object
+        The loader's.
+    """
+
+    id: int
+    num_workers: int
+    num_threads: int
+    seed: int
+    dataset: Any
+
+
+def get_worker_info() -> WorkerInfo | None:
+    """What the calling thread is, if it is a worker of a loader.
+
+    Returns
+    -------
+    WorkerInfo or None
+        On a worker: in ``__getitem__``, ``__getitems__``, ``collate_fn``, ``worker_init_fn`` and ``worker_exit_fn``.
+        None on all other threads, on those that user code starts on a worker too. With ``num_workers=0`` there are no
+        workers: it is None everywhere, also on the threads that ``items_in_parallel`` asks for.
+
+    Notes
+    -----
+    Where an item iterates another loader, what that one calls on its own workers is told of those. If it has none, its
+    dataset runs on the worker of the outer loader, and is told of that one.
+
+    A result that is kept in a `threading.local` keeps the dataset alive for as long as the worker lives; and if the
+    dataset knows its loader, that is for ever.
+    """
+    found = current_worker()
+    if found is None:
+        return None
+    crew, number = found
+    return crew.info(number)
+
+
+class Crew:
+    """The workers of one pool.
+
+    Parameters
+    ----------
+    dataset : object
+    num_workers, num_threads : int
+    rng_seed : int
+        What their seeds are keyed by.
+    init_function, exit_function : callable or None
+        Called with the number of a worker, on that worker.
+
+    Notes
+    -----
+    *Thread safety.* Workers call `start`, consumers `wait`; any thread may do so at any time.
+    """
+
+    def __init__(self, dataset: object, num_workers: int, num_threads: int, rng_seed: int,
+                 init_function: Callable[[int], object] | None, exit_function: Callable[[int], object] | None) -> None:
+        self._dataset = dataset
+        self._num_workers = num_workers
+        self._num_threads = num_threads
+        self._rng_seed = rng_seed
+        self._init_function = init_function
+        self._exit_function = exit_function
+        self._generation = process_generation()
+        self._lock = threading.Lock()
+        # Guarded by `_lock`.
+        self._started: set[int] = set()
+        self._errors: dict[int, BaseException] = {}
+        # Set once all have started, or one could not.
+        self._settled = threading.Event()
+        if init_function is None:
+            self._settled.set()
+
+    def info(self, worker: int) -> WorkerInfo | None:
+        """What `get_worker_info` says on this worker."""
+        if self._generation != process_generation():
+            return None  # a worker forked, and is the main thread of the child
+        return WorkerInfo(worker, self._num_workers, self._num_threads, worker_seed(self._rng_seed, worker),
+                          self._dataset)
+
+    def start(self, worker: int) -> bool:
+        """Call the init function on this worker. Can it work?"""
+        try:
+            if self._init_function is not None:
+                self._init_function(worker)
+        except BaseException as raised:
+            # The frame of this call is in the traceback: it must not lead back to the exception.
+            self._fail(worker, raised)
+            return False
+        with self._lock:
+            self._started.add(worker)
+            if len(self._started) == self._num_threads:
+                self._settled.set()
+        return True
+
+    def _fail(self, worker: int, raised: BaseException) -> None:
+        error = not_the_end(raised)
+        explain_start(error, worker)
+        with self._lock:
+            self._errors[worker] = error
+            self._settled.set()
+
+    def exit_function(self, worker: int) -> Callable[[int], object] | None:
+        """What this worker is to call now that it ends: nothing if it could not start."""
+        return self._exit_function if worker in self._started else None
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until all workers have started, or one could not, or for so long. False if time is up."""
+        return self._settled.wait(seconds)
+
+    @property
+    def has_started(self) -> bool:
+        """Whether all workers have: there is nothing to wait for, and nothing failed."""
+        return self._settled.is_set() and not self._errors
+
+    @property
+    def error(self) -> BaseException | None:
+        """What the init function raised; where it did on several workers, on the one with the lowest number."""
+        with self._lock:
+            return self._errors[min(self._errors)] if self._errors else None
