@@ -7,16 +7,19 @@ iterated), ``sampler.py`` (the order of the user's indices), ``_shuffle.pyx`` an
 ``_freethreading.h`` (the bridge between the two and Python, and the iterator), ``threads.py`` (what makes a worker look
 like a Python thread), ``worker_info.py`` (what a worker knows of itself, and what it calls when it starts and ends),
 ``fetch.py`` (how items are asked for), ``randomness.py`` with ``sample_seed.py`` (random numbers of a sample),
-``errors.py`` (how an exception of user code comes out), ``epochs.py`` and ``generators.py`` (what the order of an epoch
-depends on), ``serial.py`` with ``locks.py`` (one thread at a time in a dataset), ``torch_arguments.py`` and
-``foreign.py`` (what comes from torch as it is), ``stuck.py`` (what a batch that does not come waits for),
-``sharing.py`` with ``_share.pyx`` (lookup tables that all threads read).
+``collate.py`` (how samples become a batch of arrays) with ``_buffers.pyx``, ``_copy.h`` and ``_store.c`` (memory that
+batches use again), ``pinning.py`` (how a batch gets into page-locked memory), ``errors.py`` (how an exception of user
+code comes out), ``epochs.py`` and ``generators.py`` (what the order of an epoch depends on), ``serial.py`` with
+``locks.py`` (one thread at a time in a dataset), ``torch_arguments.py`` and ``foreign.py`` (what comes from torch as it
+is), ``stuck.py`` (what a batch that does not come waits for), ``sharing.py`` with ``_share.pyx`` (lookup tables that
+all threads read).
 """
 
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as _version
 
 from dataloader_rs._core import PyDataloaderIter
+from dataloader_rs.collate import default_collate, register_collate
 from dataloader_rs.dataset import PyDataset, PyDatasetBase
 from dataloader_rs.errors import BatchTimeoutError
 from dataloader_rs.loader import PyDataloader
@@ -25,8 +28,10 @@ from dataloader_rs.sharing import share
 from dataloader_rs.stream import PyIterableDataset
 from dataloader_rs.worker_info import WorkerInfo, get_worker_info
 
-__all__ = ["BatchTimeoutError", "PyDataloader", "PyDataloaderIter", "PyDataset", "PyDatasetBase", "PyIterableDataset",
-           "WorkerInfo", "get_worker_info", "sample_rng", "share"]
+__all__ = [
+    "BatchTimeoutError", "PyDataloader", "PyDataloaderIter", "PyDataset", "PyDatasetBase", "PyIterableDataset",
+    "WorkerInfo", "default_collate", "get_worker_info", "register_collate", "sample_rng", "share",
+]
 
 
 def __getattr__(name: str) -> str:

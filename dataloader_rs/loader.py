@@ -19,10 +19,12 @@ from dataloader_rs.arguments import (
     checked_seconds,
     checked_seed,
 )
+from dataloader_rs.collate import resolve_collate
 from dataloader_rs.dataset import PyDataset, checked_dataset, dataset_name, fetch_many_of, indexed_object
 from dataloader_rs.epochs import EPOCH_END, EpochNumbers, tell_epoch
 from dataloader_rs.errors import not_the_end, shown
 from dataloader_rs.generators import checked_generator, draw_key
+from dataloader_rs.pinning import pinned_collate
 from dataloader_rs.pools import LoaderPools
 from dataloader_rs.sampler import BatchStream, IndexStream, is_iterable, read_all, warn_of_nothing
 from dataloader_rs.serial import is_serial, serial_proxy_of
@@ -68,7 +70,8 @@ class PyDataloader(Generic[B_co]):
         Batches loaded in parallel, >= 0; with 0 the calling thread loads each batch when it is asked for.
     collate_fn : callable, optional
         ``collate_fn(list of samples) -> batch``; runs on the worker that loaded the batch (with 0 workers on the
-        calling thread). Without it a batch is the list.
+        calling thread). Without it a batch is the list. `default_collate` makes NumPy arrays; ``"torch"`` stands for
+        torch's own, which is imported then.
     drop_last : bool
         Leave out a last batch that is smaller than `batch_size`.
     seed : int, optional
@@ -102,6 +105,10 @@ class PyDataloader(Generic[B_co]):
         Without effect: workers always live as long as the loader.
     multiprocessing_context : str or multiprocessing context, optional
         Without effect: there are no processes.
+    pin_memory : bool
+        Copy tensors, and whatever else has a method ``pin_memory()``, to page-locked memory, in containers of any depth,
+        on the worker, after `collate_fn`. Where there is no device that could fetch from there, batches stay as they
+        are, with one warning in the life of the process.
     pin_memory_device : str
         Without effect.
     serial_dataset : bool, optional
@@ -149,7 +156,7 @@ class PyDataloader(Generic[B_co]):
         shuffle: bool = False,
         sampler: Iterable[int] | None = None,
         num_workers: int = 0,
-        collate_fn: Callable[[list], B_co] | None = None,
+        collate_fn: Callable[[list], B_co] | str | None = None,
         drop_last: bool = False,
         seed: int | None = None,
         items_in_parallel: int = 1,
@@ -163,6 +170,7 @@ class PyDataloader(Generic[B_co]):
         prefetch_factor: int | None = None,
         persistent_workers: bool = False,
         multiprocessing_context: Any = None,
+        pin_memory: bool = False,
         pin_memory_device: str = "",
         serial_dataset: bool | None = None,
         worker_init_fn: Callable[[int], object] | None = None,
@@ -193,7 +201,8 @@ class PyDataloader(Generic[B_co]):
             serial_dataset = checked_flag("serial_dataset", serial_dataset)
         if seed is not None:
             seed = checked_integer("seed", seed)
-        check_callable("collate_fn", collate_fn)
+        collate_fn = resolve_collate(collate_fn)
+        pin_memory = checked_flag("pin_memory", pin_memory)
         check_callable("worker_init_fn", worker_init_fn)
         check_callable("worker_exit_fn", worker_exit_fn)
         if sampler is not None and not is_iterable(sampler):
@@ -230,7 +239,7 @@ class PyDataloader(Generic[B_co]):
             items_in_parallel=items_in_parallel, batch_sampler=batch_sampler, timeout=timeout, in_order=in_order,
             defer_refcount=defer_refcount, adaptive=adaptive, generator=generator, prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers, multiprocessing_context=multiprocessing_context,
-            pin_memory_device=pin_memory_device, serial_dataset=serial_dataset, worker_init_fn=worker_init_fn,
+            pin_memory=pin_memory, pin_memory_device=pin_memory_device, serial_dataset=serial_dataset, worker_init_fn=worker_init_fn,
             worker_exit_fn=worker_exit_fn, _given_rng_seed=rng_seed,
         )
         self._prepare()
@@ -244,11 +253,12 @@ class PyDataloader(Generic[B_co]):
         if is_serial(asked, self.serial_dataset):
             asked = serial_proxy_of(asked)
             fetch_many = None if fetch_many is None else asked.serialized(fetch_many)
+        collate_fn = pinned_collate(self.collate_fn) if self.pin_memory else self.collate_fn
         prefetch_depth = self.prefetch_depth
         if self.prefetch_factor is not None:
             prefetch_depth = depth_of_prefetch_factor(self.prefetch_factor, self.num_workers)
         self._recipe = Recipe(
-            asked, fetch_many, self.collate_fn, batch_size if self.batch_sampler is None else 0, self.num_workers,
+            asked, fetch_many, collate_fn, batch_size if self.batch_sampler is None else 0, self.num_workers,
             min(prefetch_depth, MAX_COUNT), self.items_in_parallel, self.defer_refcount, self.rng_seed,
             batched=self.batch_size is not None or self.batch_sampler is not None, drop_last=self.drop_last,
             in_order=self.in_order, timeout=float(self.timeout),
@@ -313,6 +323,7 @@ class PyDataloader(Generic[B_co]):
             raise ValueError(f"epoch must be >= 0 and < 2**64, got {shown(epoch)}")
         tell_epoch(self.sampler, epoch)
         tell_epoch(self.batch_sampler, epoch)
+        tell_epoch(getattr(self.batch_sampler, "sampler", None), epoch)
         tell_epoch(indexed_object(self.dataset), epoch)
         self._epochs.set(epoch)
 

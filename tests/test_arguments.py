@@ -18,7 +18,8 @@ from dataloader_rs import PyDataloader, PyDataloaderIter, PyDataset
 
 COUNTS = {"batch_size": "> 0", "prefetch_depth": "> 0", "num_workers": ">= 0", "items_in_parallel": "> 0",
           "prefetch_factor": "> 0"}
-FLAGS = ["shuffle", "drop_last", "defer_refcount", "adaptive", "in_order", "persistent_workers", "serial_dataset"]
+FLAGS = ["shuffle", "drop_last", "defer_refcount", "adaptive", "in_order", "persistent_workers", "pin_memory",
+         "serial_dataset"]
 # Those for which None means something, or that the argument was not given.
 OPTIONAL = ["batch_size", "prefetch_factor", "serial_dataset"]
 KEYWORDS = {
@@ -31,6 +32,7 @@ KEYWORDS = {
     "prefetch_factor": None,
     "persistent_workers": False,
     "multiprocessing_context": None,
+    "pin_memory": False,
     "pin_memory_device": "",
     "serial_dataset": None,
     "worker_init_fn": None,
@@ -276,11 +278,11 @@ def test_sampler_with_shuffle_is_a_value_error(sampler):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("value", [5, "stack", False, [len]], ids=repr)
-def test_collate_fn_that_cannot_be_called_is_a_type_error(workers, value):
-    """A collate_fn is checked in the constructor, not on a worker."""
-    with pytest.raises(TypeError) as caught:
+def test_collate_fn_that_cannot_be_called_is_an_error(workers, value):
+    """A collate_fn is checked in the constructor, not on a worker; one string stands for a function."""
+    with pytest.raises(ValueError if value == "stack" else TypeError) as caught:
         PyDataloader(Ids(5), collate_fn=value, num_workers=workers)
-    assert str(caught.value) == f"collate_fn must be callable or None, got {value!r}"
+    assert str(caught.value).startswith(f'collate_fn must be callable, None or "torch", got {value!r}')
 
 
 @pytest.mark.parametrize("collate_fn", [len, list, last, lambda samples: samples,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dataloader_rs import PyDataloader, dataset, loader, sharing
+from dataloader_rs import PyDataloader, collate, dataset, loader, sharing
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -113,7 +113,7 @@ def test_named_files_exist():
         assert (ROOT / name).exists() or (ROOT / "dataloader_rs" / name).exists() or name == "train.py", name
 
 
-@pytest.mark.parametrize("module", [dataset, loader, sharing], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [collate, dataset, loader, sharing], ids=lambda module: module.__name__)
 def test_docstring_examples_run(module):
     """The examples in the docstrings of the package give what they say."""
     results = doctest.testmod(module)
