@@ -479,6 +479,17 @@ def test_dropped_loader_lets_go_of_what_its_workers_knew(num_workers, items_in_p
     assert eventually(lambda: reference() is None)
 
 
+def test_thread_that_has_not_started_does_not_keep_the_dataset():
+    """Without functions a dropped dataset goes at once, whatever its threads are at; a crew that lives shows it."""
+    dataset = Ids(4)
+    loader = load(dataset, 1, 1, defer_refcount=False)
+    crew = loader._new_crew()
+    assert crew.info(0).dataset is dataset
+    reference = weakref.ref(dataset)
+    del loader, dataset
+    assert reference() is None
+
+
 def test_many_loaders_with_functions_come_and_go():
     """Pools that are dropped at any moment of their start lose no call and no thread."""
     before = worker_threads()
