@@ -4,10 +4,12 @@ epochs."""
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from dataloader_rs._core import current_worker, process_generation
+from dataloader_rs.dataset import indexed_object
 from dataloader_rs.errors import explain_start, not_the_end
 from dataloader_rs.randomness import worker_seed
 
@@ -81,7 +83,14 @@ class Crew:
 
     def __init__(self, dataset: object, num_workers: int, num_threads: int, rng_seed: int,
                  init_function: Callable[[int], object] | None, exit_function: Callable[[int], object] | None) -> None:
-        self._dataset = dataset
+        self._dataset: Callable[[], object] = lambda: dataset
+        # Without functions the dataset is asked for in calls only, where the epoch keeps it alive. So a thread that is
+        # slow to start or to end does not keep it from being freed. (An adapter is not what the epoch keeps.)
+        if init_function is None and exit_function is None and indexed_object(dataset) is dataset:  # type: ignore
+            try:
+                self._dataset = weakref.ref(dataset)
+            except TypeError:
+                pass  # it takes no weak references
         self._num_workers = num_workers
         self._num_threads = num_threads
         self._rng_seed = rng_seed
@@ -102,7 +111,7 @@ class Crew:
         if self._generation != process_generation():
             return None  # a worker forked, and is the main thread of the child
         return WorkerInfo(worker, self._num_workers, self._num_threads, worker_seed(self._rng_seed, worker),
-                          self._dataset)
+                          self._dataset())
 
     def start(self, worker: int) -> bool:
         """Call the init function on this worker. Can it work?"""
