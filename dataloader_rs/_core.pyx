@@ -1016,6 +1016,8 @@ cdef class PyDataloaderIter:
             self.offer(self.num_batches)
         if self.stream.ended:
             dlrs_store(&self.complete, 1)
+            if self.epoch.recipe.batch_size == 0 and self.epoch.recipe.num_workers > 0:
+                dlrs_epoch_offer(self.epoch.epoch_ptr, 0, True)
             self.end_stream(self.stream.error)
         return 0
 

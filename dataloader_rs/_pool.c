@@ -967,10 +967,12 @@ void dlrs_epoch_offer(dlrs_epoch *epoch, uint64_t num_items, bool last)
     if (is_from_parent(pool))
         return;
     pthread_mutex_lock(&pool->lock);
+    assert(epoch->batch_size > 0 || num_items == 0);
     epoch->items_offered += num_items;
-    epoch->batches_offered = epoch->items_offered / epoch->batch_size;
-    if (last && epoch->items_offered % epoch->batch_size != 0)
-        epoch->batches_offered++;
+    if (epoch->batch_size > 0) {
+        epoch->batches_offered = epoch->items_offered / epoch->batch_size;
+        epoch->batches_offered += last && epoch->items_offered % epoch->batch_size != 0;
+    }
     epoch->all_offered = last;
     offered_locked(epoch);
     pthread_mutex_unlock(&pool->lock);
@@ -1020,6 +1022,13 @@ static dlrs_status pool_status(dlrs_pool *pool)
     return atomic_load(&pool->failed) ? DLRS_NO_WORKER : DLRS_STOPPED;
 }
 
+/* Is there no room, neither for a batch of this epoch nor for one of the epoch that comes after it? */
+static bool is_full_locked(const dlrs_epoch *epoch)
+{
+    return epoch->before == NULL ? !dlrs_ring_has_room(&epoch->ring)
+                                 : !dlrs_ring_has_room_beside(&epoch->before->ring, &epoch->ring);
+}
+
 dlrs_status dlrs_epoch_take(dlrs_epoch *epoch, void **outcome, uint64_t *batch)
 {
     dlrs_pool *pool = epoch->pool;
@@ -1037,7 +1046,7 @@ dlrs_status dlrs_epoch_take(dlrs_epoch *epoch, void **outcome, uint64_t *batch)
     else
         *outcome = head->outcome;
     *batch = head->batch;
-    bool was_full = !dlrs_ring_has_room(&epoch->ring);
+    bool was_full = is_full_locked(epoch);
     dlrs_ring_release_head(&epoch->ring);
     head_changed_locked(epoch);
     if (!takes_turns_locked(pool) || pool->awake > 0) {

@@ -124,7 +124,8 @@ void dlrs_pool_release(dlrs_pool *pool);
  * has left the epoch. On a stopped pool it can be made, and says so when it is taken from. */
 dlrs_status dlrs_epoch_new(dlrs_pool *pool, const dlrs_epoch_options *options, void *user, dlrs_epoch **epoch);
 
-/* Offer `num_items` more items, of an epoch with a batch_size; UINT64_MAX with lanes. Batches are cut from the items in order; one that could still grow is held back
+/* Offer `num_items` more items, of an epoch with a batch_size, UINT64_MAX with lanes; or 0 items, only to say that no
+ * more come. Batches are cut from the items in order; one that could still grow is held back
  * until `last` says that no more items come. */
 void dlrs_epoch_offer(dlrs_epoch *epoch, uint64_t num_items, bool last);
 

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from dataloader_rs._core import Counter, PyDataloaderIter, Recipe, WorkerPool, start_epoch, start_stream
 from dataloader_rs._shuffle import ShuffledOrder
+from dataloader_rs.ahead import EpochAhead
 from dataloader_rs.arguments import (
     check_callable,
     check_exclusive,
@@ -80,6 +81,12 @@ class PyDataloader(Generic[B_co]):
     items_in_parallel : int
         Items of one batch fetched at once, > 0, each by one ``__getitem__`` call (``__getitems__`` is not used when
         it is more than 1), so that ``num_workers * items_in_parallel`` requests are in flight.
+    across_epochs : bool
+        Workers go on into the next epoch when they have no more to begin in this one; both together are loaded ahead no
+        further than one. So ``iter(loader)`` also asks for the length and the order of the epoch after the one that it
+        starts (not of a sampler that is an iterator), and takes a copy of the context for it. What was prepared is
+        dropped if the length of the dataset or sampler is another by then, or after ``set_epoch``, which is also the way
+        to tell that data have changed. Without effect when `num_workers` is 0.
     defer_refcount : bool
         On free-threaded CPython 3.14 and newer: let the interpreter defer the reference counts of `dataset` and
         `collate_fn`, without which workers slow each other down. The two are then freed by the garbage collector
@@ -164,6 +171,7 @@ class PyDataloader(Generic[B_co]):
         batch_sampler: Iterable[Iterable[int]] | None = None,
         timeout: float = 0,
         in_order: bool = True,
+        across_epochs: bool = False,
         defer_refcount: bool = True,
         adaptive: bool = True,
         generator: Any = None,
@@ -188,6 +196,7 @@ class PyDataloader(Generic[B_co]):
         defer_refcount = checked_flag("defer_refcount", defer_refcount)
         adaptive = checked_flag("adaptive", adaptive)
         in_order = checked_flag("in_order", in_order)
+        across_epochs = checked_flag("across_epochs", across_epochs)
         checked_seconds("timeout", timeout)
         if generator is not None:
             generator = checked_generator(generator)
@@ -218,7 +227,7 @@ class PyDataloader(Generic[B_co]):
             raise ValueError("drop_last needs batches, got drop_last=True with batch_size=None")
         if is_stream(dataset):
             _check_stream(shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler, serial_dataset=serial_dataset,
-                          items_in_parallel=None if items_in_parallel == 1 else items_in_parallel)
+                          across_epochs=across_epochs, items_in_parallel=None if items_in_parallel == 1 else items_in_parallel)
         if max(num_workers, 1) * items_in_parallel > MAX_THREADS:
             raise ValueError(f"num_workers * items_in_parallel must be <= {MAX_THREADS} threads, "
                              f"got {shown(num_workers)} * {shown(items_in_parallel)}")
@@ -237,7 +246,7 @@ class PyDataloader(Generic[B_co]):
             dataset=dataset, batch_size=batch_size, prefetch_depth=prefetch_depth, shuffle=shuffle, sampler=sampler,
             num_workers=num_workers, collate_fn=collate_fn, drop_last=drop_last, seed=seed,
             items_in_parallel=items_in_parallel, batch_sampler=batch_sampler, timeout=timeout, in_order=in_order,
-            defer_refcount=defer_refcount, adaptive=adaptive, generator=generator, prefetch_factor=prefetch_factor,
+            across_epochs=across_epochs, defer_refcount=defer_refcount, adaptive=adaptive, generator=generator, prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers, multiprocessing_context=multiprocessing_context,
             pin_memory=pin_memory, pin_memory_device=pin_memory_device, serial_dataset=serial_dataset, worker_init_fn=worker_init_fn,
             worker_exit_fn=worker_exit_fn, _given_rng_seed=rng_seed,
@@ -269,6 +278,7 @@ class PyDataloader(Generic[B_co]):
         self._epochs = EpochNumbers()
         self._reads = Counter()
         self._pools = LoaderPools()
+        self._ahead = EpochAhead()
 
     def __iter__(self) -> PyDataloaderIter[B_co]:
         pool = self._pools.here().started(self._recipe.num_threads, self.adaptive, self._new_crew)
@@ -276,11 +286,13 @@ class PyDataloader(Generic[B_co]):
         try:
             if is_stream(self.dataset):
                 return self._start_stream(pool)
-            indices, num_items, stream, epoch = self._order()
+            if self.across_epochs and self.num_workers > 0 and not self._may_be_used_up():
+                length = _known_length(self._sized())
+                return self._ahead.next(pool, length, self._epochs.take, functools.partial(self._start, pool))
+            return self._start(pool, self._epochs.take)[0]
         except StopIteration as error:
             # A caller that is an iterator itself would take it for its own end.
             raise not_the_end(error) from error
-        return start_epoch(self._recipe, pool, indices, num_items, stream, epoch)
 
     def __len__(self) -> int:
         if self.batch_sampler is not None:
@@ -325,6 +337,7 @@ class PyDataloader(Generic[B_co]):
         tell_epoch(self.batch_sampler, epoch)
         tell_epoch(getattr(self.batch_sampler, "sampler", None), epoch)
         tell_epoch(indexed_object(self.dataset), epoch)
+        self._ahead.discard()
         self._epochs.set(epoch)
 
     def close(self) -> None:
@@ -384,16 +397,32 @@ class PyDataloader(Generic[B_co]):
         on_end = functools.partial(self._length_check.check, expected)
         return start_stream(self._recipe, pool, readers, expected, on_end, epoch)
 
-    def _order(self) -> tuple[object, int, IndexStream | BatchStream | None, int]:
-        """Indices of the next epoch, how many of them make up batches, where further ones come from; its number."""
+    def _sized(self) -> object:
+        """What says how long an epoch is."""
+        if self.batch_sampler is not None:
+            return self.batch_sampler
+        return self.dataset if self.sampler is None else self.sampler
+
+    def _may_be_used_up(self) -> bool:
+        """Whether the order comes from an iterator, which only one epoch can read."""
+        return isinstance(self.sampler, Iterator) or isinstance(self.batch_sampler, Iterator)
+
+    def _start(self, pool: WorkerPool, take_epoch: Callable[[], int],
+               after: PyDataloaderIter[B_co] | None = None) -> tuple[PyDataloaderIter[B_co], int]:
+        """Start an epoch over indices. Its iterator and its number."""
+        indices, num_items, stream, epoch = self._order(take_epoch)
+        return start_epoch(self._recipe, pool, indices, num_items, stream, epoch, after), epoch
+
+    def _order(self, take_epoch: Callable[[], int]) -> tuple[object, int, IndexStream | BatchStream | None, int]:
+        """Indices of an epoch, how many of them make up batches, where further ones come from; its number."""
         stream: IndexStream | BatchStream | None = None
         indices: Any
         if self.batch_sampler is not None:
-            may_be_used_up = self._reads.take() > 0 and isinstance(self.batch_sampler, Iterator)
-            return [], 0, BatchStream(self.batch_sampler, may_be_used_up), self._epochs.take()
+            is_again = self._reads.take() > 0
+            return [], 0, BatchStream(self.batch_sampler, is_again and self._may_be_used_up()), take_epoch()
         if self.sampler is None:
             length = len(self.dataset)
-            epoch = self._epochs.take()
+            epoch = take_epoch()
             if not self.shuffle:
                 indices = range(length)
             elif self.generator is None:
@@ -410,9 +439,9 @@ class PyDataloader(Generic[B_co]):
                 if stream.ended:
                     stream = None
             is_empty = stream is None and not indices
-            epoch = self._epochs.take()
-            if self._reads.take() > 0 and is_empty and (length or isinstance(self.sampler, Iterator)):
-                warn_of_nothing("sampler", self.sampler, stacklevel=4)
+            epoch = take_epoch()
+            if self._reads.take() > 0 and is_empty and (length or self._may_be_used_up()):
+                warn_of_nothing("sampler", self.sampler, stacklevel=5)
         num_items = len(indices)
         if self.drop_last:
             num_items -= num_items % self._recipe.batch_size
@@ -423,7 +452,7 @@ DEFAULTS = {parameter.name: parameter.default
             for parameter in inspect.signature(PyDataloader).parameters.values()
             if parameter.default is not parameter.empty}
 ARGUMENTS = frozenset(DEFAULTS) | {"dataset"}
-RUNTIME = frozenset({"rng_seed", "_recipe", "_order_seed", "_epochs", "_reads", "_pools", "_length_check"})
+RUNTIME = frozenset({"rng_seed", "_recipe", "_order_seed", "_epochs", "_reads", "_pools", "_ahead", "_length_check"})
 
 
 def _check_stream(**arguments: object) -> None:
