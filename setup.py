@@ -14,7 +14,8 @@ BUILD_DIR = f"build/{sys.implementation.cache_tag}{sys.abiflags}"
 # The C parts of each. A part's header is named even if it is gone: an up-to-date object would hide that it is missing.
 C_PARTS = {
     "dataloader_rs/_buffers": ["dataloader_rs/_store"],
-    "dataloader_rs/_core": [f"dataloader_rs/{part}" for part in ("_pool", "_process", "_reorder", "_pace", "_stopwatch", "_gate")],
+    "dataloader_rs/_core": [f"dataloader_rs/_{part}" for part in ("pool", "process", "reorder", "pace", "stopwatch",
+                                                                  "gate")],
     "dataloader_rs/_share": [],
     "dataloader_rs/_shuffle": ["dataloader_rs/_order"],
 }

@@ -78,8 +78,8 @@ static bool are_busy(const dlrs_pace *pace, double processors)
 }
 
 /* Workers with a processor each that lose less than a third of their time to waiting for one lock get more done than
- * fewer of them would. Without such a lock they may be run all the time and still hinder each other. True if that is not
- * known. */
+ * fewer of them would. Without such a lock they may be run all the time and still hinder each other. True if that is
+ * not known. */
 static bool run_side_by_side(const dlrs_pace *pace)
 {
     return pace->exclusive && pace->best > 1 && pace->best <= pace->num_processors

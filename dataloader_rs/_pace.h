@@ -62,8 +62,8 @@ void dlrs_pace_report(dlrs_pace *pace, dlrs_pace_worker *worker, uint64_t items,
  * wait, for a disk or a network, are never tried with fewer of them. */
 void dlrs_pace_tell_busy(dlrs_pace *pace, uint64_t elapsed_ns, uint64_t busy_ns, unsigned awake);
 
-/* The work changes its kind, or begins after a while: the segment that is measured begins anew, and where epochs are too
- * short for one, the trial is given up. */
+/* The work changes its kind, or begins after a while: the segment that is measured begins anew, and where epochs are
+ * too short for one, the trial is given up. */
 void dlrs_pace_disturb(dlrs_pace *pace, uint64_t now_ns);
 
 /* Nothing was finished for so long that items may be waiting for each other: all workers may be awake, and no trial

@@ -103,7 +103,7 @@ struct dlrs_epoch {
     dlrs_ring ring;
     uint64_t items_offered;
     uint64_t batches_offered;   /* batches that may be claimed: ring.claimed <= batches_offered */
-    uint64_t *sizes;            /* without a batch_size: that of batch n, if it is not claimed yet, is sizes[n % sizes_size] */
+    uint64_t *sizes;            /* without a batch_size: batch n, while not claimed, has sizes[n % sizes_size] items */
     uint64_t sizes_size;
     bool *lane_is_busy;         /* num_lanes of them */
     uint64_t lanes_ended;

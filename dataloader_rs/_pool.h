@@ -87,13 +87,13 @@ typedef struct dlrs_epoch_options {
     uint64_t capacity;          /* most batches in progress or waiting, at least 1 */
     uint64_t batches_in_parallel; /* most batches in progress, at least 1 */
     uint64_t items_in_parallel; /* most items of one batch under way, at least 1; 1 makes a run a whole batch */
-    uint64_t num_lanes;         /* batch n belongs to lane n % num_lanes, and is claimed only once whoever has an earlier
-                                 * one of that lane has left it; the epoch ends when all lanes have ended. 0: no lanes.
+    uint64_t num_lanes;         /* batch n belongs to lane n % num_lanes, and is claimed only once whoever has one
+                                 * before it in that lane has left it; the epoch ends when all lanes have. 0: no lanes.
                                  * For what can be read by one worker at a time, to an end that is not known before. */
     bool unordered;             /* batches are taken in the order in which they get ready */
-    dlrs_epoch *after;          /* not cancelled, of the same pool, with the same limits, and nobody else comes after it: the
-                                 * new epoch is not begun before all batches of that one are claimed, or it is cancelled,
-                                 * and the limits are for both together. NULL: none. */
+    dlrs_epoch *after;          /* not cancelled, of the same pool, with the same limits, and no other comes after it:
+                                 * the new epoch is not begun before all batches of that one are claimed, or it is
+                                 * cancelled, and the limits are for both together. NULL: none. */
 } dlrs_epoch_options;
 
 /* ---- the owner ---- */
@@ -144,8 +144,8 @@ dlrs_status dlrs_epoch_wait(dlrs_epoch *epoch, uint64_t timeout_ns);
  * ready until then, see _gate.h. */
 void dlrs_epoch_attached(dlrs_epoch *epoch);
 
-/* Which worker is at the batch that the consumer waits for, or, if batches are unordered, at the oldest: its number, and
- * the run. False if no worker is. Only `batch`, `position`, `num_items` and `singly` of the run are set. */
+/* Which worker is at the batch that the consumer waits for, or, if batches are unordered, at the oldest: its number,
+ * and the run. False if no worker is. Only `batch`, `position`, `num_items` and `singly` of the run are set. */
 bool dlrs_epoch_find_worker(dlrs_epoch *epoch, unsigned *worker, dlrs_run *run);
 
 /* End the epoch: no further run of it is started, what workers still make for it comes back to them as unwanted, and
@@ -188,8 +188,8 @@ void dlrs_worker_let_consumers_pass(dlrs_worker *worker);
  * `finished` of them (0 the first time) since the last call. All of them where that does not take long. */
 uint64_t dlrs_worker_piece(dlrs_worker *worker, uint64_t finished, uint64_t left);
 
-/* Leave the lane of the run, once, before the next call of dlrs_worker_next: somebody else may go on in it. `ended`: the
- * lane has come to its end; `all_ended`: all lanes have, and no batch is begun after this one. */
+/* Leave the lane of the run, once, before the next call of dlrs_worker_next: somebody else may go on in it. `ended`:
+ * the lane has come to its end; `all_ended`: all lanes have, and no batch is begun after this one. */
 void dlrs_worker_leave_lane(dlrs_worker *worker, const dlrs_run *run, bool ended, bool all_ended);
 
 /* Leave `result` (not NULL) as what the item of a `singly` run came to; every such run is finished so, whether or not

@@ -58,7 +58,7 @@ def check_callable(name: str, value: object) -> None:
 
 
 def check_exclusive(name: str, value: object, **others: object) -> None:
-    """Raise a ValueError if any of `others` is given beside the argument `name`. Those that are not are None or False."""
+    """Raise a ValueError if any of `others` is given beside `name`. Those that are not are None or False."""
     for other, other_value in others.items():
         if other_value is not None and other_value is not False:
             raise ValueError(f"{name} and {other} are mutually exclusive, "

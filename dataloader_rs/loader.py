@@ -64,7 +64,7 @@ class PyDataloader(Generic[B_co]):
         The indices of an epoch, iterated at the start of each. One with a length is read whole then; one without is
         read up to 65,536 indices then and on demand beyond, so that it may be endless.
     batch_sampler : iterable of iterables of int, optional
-        The indices of each batch, of any number; iterated at the start of each epoch, and drawn from one batch at a time,
+        The indices of each batch, of any number; iterated at the start of each epoch, and drawn from batch by batch,
         as far ahead as workers may load. In place of `batch_size` (1 or None then, and None afterwards), `shuffle`,
         `sampler` and `drop_last`.
     num_workers : int
@@ -85,8 +85,8 @@ class PyDataloader(Generic[B_co]):
         Workers go on into the next epoch when they have no more to begin in this one; both together are loaded ahead no
         further than one. So ``iter(loader)`` also asks for the length and the order of the epoch after the one that it
         starts (not of a sampler that is an iterator), and takes a copy of the context for it. What was prepared is
-        dropped if the length of the dataset or sampler is another by then, or after ``set_epoch``, which is also the way
-        to tell that data have changed. Without effect when `num_workers` is 0.
+        dropped if the length of the dataset or sampler is another by then, or after ``set_epoch``, which also is the
+        way to tell that data have changed. Without effect when `num_workers` is 0.
     defer_refcount : bool
         On free-threaded CPython 3.14 and newer: let the interpreter defer the reference counts of `dataset` and
         `collate_fn`, without which workers slow each other down. The two are then freed by the garbage collector
@@ -113,7 +113,7 @@ class PyDataloader(Generic[B_co]):
     multiprocessing_context : str or multiprocessing context, optional
         Without effect: there are no processes.
     pin_memory : bool
-        Copy tensors, and whatever else has a method ``pin_memory()``, to page-locked memory, in containers of any depth,
+        Copy tensors, and what else has a method ``pin_memory()``, to page-locked memory, in containers of any depth,
         on the worker, after `collate_fn`. Where there is no device that could fetch from there, batches stay as they
         are, with one warning in the life of the process.
     pin_memory_device : str
@@ -227,7 +227,8 @@ class PyDataloader(Generic[B_co]):
             raise ValueError("drop_last needs batches, got drop_last=True with batch_size=None")
         if is_stream(dataset):
             _check_stream(shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler, serial_dataset=serial_dataset,
-                          across_epochs=across_epochs, items_in_parallel=None if items_in_parallel == 1 else items_in_parallel)
+                          across_epochs=across_epochs,
+                          items_in_parallel=None if items_in_parallel == 1 else items_in_parallel)
         if max(num_workers, 1) * items_in_parallel > MAX_THREADS:
             raise ValueError(f"num_workers * items_in_parallel must be <= {MAX_THREADS} threads, "
                              f"got {shown(num_workers)} * {shown(items_in_parallel)}")
@@ -246,10 +247,11 @@ class PyDataloader(Generic[B_co]):
             dataset=dataset, batch_size=batch_size, prefetch_depth=prefetch_depth, shuffle=shuffle, sampler=sampler,
             num_workers=num_workers, collate_fn=collate_fn, drop_last=drop_last, seed=seed,
             items_in_parallel=items_in_parallel, batch_sampler=batch_sampler, timeout=timeout, in_order=in_order,
-            across_epochs=across_epochs, defer_refcount=defer_refcount, adaptive=adaptive, generator=generator, prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers, multiprocessing_context=multiprocessing_context,
-            pin_memory=pin_memory, pin_memory_device=pin_memory_device, serial_dataset=serial_dataset, worker_init_fn=worker_init_fn,
-            worker_exit_fn=worker_exit_fn, _given_rng_seed=rng_seed,
+            across_epochs=across_epochs, defer_refcount=defer_refcount, adaptive=adaptive, generator=generator,
+            prefetch_factor=prefetch_factor, persistent_workers=persistent_workers,
+            multiprocessing_context=multiprocessing_context, pin_memory=pin_memory, pin_memory_device=pin_memory_device,
+            serial_dataset=serial_dataset, worker_init_fn=worker_init_fn, worker_exit_fn=worker_exit_fn,
+            _given_rng_seed=rng_seed,
         )
         self._prepare()
 
@@ -458,8 +460,8 @@ RUNTIME = frozenset({"rng_seed", "_recipe", "_order_seed", "_epochs", "_reads", 
 def _check_stream(**arguments: object) -> None:
     for name, value in arguments.items():
         if value is not None and value is not False:
-            raise ValueError(f"{name} is not for an iterable dataset, which is read one sample after the other in its own "
-                             f"order: got {name}={shown(value)}")
+            raise ValueError(f"{name} is not for an iterable dataset, which is read one sample after the other "
+                             f"in its own order: got {name}={shown(value)}")
 
 
 def _known_length(sized: object) -> int | None:

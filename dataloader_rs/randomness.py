@@ -2,8 +2,9 @@
 
 NOTE [ keys ] Whatever is random has a key of 128 bits: BLAKE2b, with a digest of 16 bytes and the personalisation
 "dataloader_rs 1", of four little-endian 64-bit numbers. These are what it is for (0 a sample, 1 a batch, 2 workers),
-rng_seed, the number of the epoch, and the position of the sample or batch in its epoch (both 0 for workers). Philox takes the digest as a little-endian number; the seed of worker n is the first half of it plus n times an
-odd constant, modulo 2**64. That two keys among 2**40 are equal has a chance of 2**-49. All this is frozen: if it ever
+rng_seed, the number of the epoch, and the position of the sample or batch in its epoch (both 0 for workers). Philox
+takes the digest as a little-endian number; the seed of worker n is the first half of it plus n times an odd constant,
+modulo 2**64. That two keys among 2**40 are equal has a chance of 2**-49. All this is frozen: if it ever
 changes, so does the personalisation.
 """
 

@@ -118,8 +118,8 @@ class BatchStream:
         Whether no further batch comes.
     error : BaseException or None
         What ended it instead of the end of the sampler: what the sampler or a batch raised, a TypeError for a batch
-        that is no iterable or an index that is no integer, a ValueError for a negative one. It belongs after the batches
-        drawn so far.
+        that is no iterable or an index that is no integer, a ValueError for a negative one. It belongs after the
+        batches drawn so far.
     """
 
     def __init__(self, batch_sampler: Iterable[Iterable[int]], is_expected: bool) -> None:

@@ -1,4 +1,4 @@
-"""Datasets without an index: they are iterated, each sample comes when it comes, and the end is seen when it is there."""
+"""Datasets without an index: they are iterated, and their end is seen when it is there."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class PyIterableDataset(Generic[T_co]):
 
     Notes
     -----
-    *Thread safety.* ``iter(dataset)`` is called once for each epoch, by the thread that starts it. All workers read from
-    that one iterator, or from one of the shards each, and one of them at a time: it needs no lock. Samples come in the
-    order of the stream, and ``next`` is not called again after the end.
+    *Thread safety.* ``iter(dataset)`` is called once for each epoch, by the thread that starts it. All workers read
+    from that one iterator, or from one of the shards each, and one of them at a time: it needs no lock. Samples come in
+    the order of the stream, and ``next`` is not called again after the end.
 
     Examples
     --------

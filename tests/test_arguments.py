@@ -18,8 +18,8 @@ from dataloader_rs import PyDataloader, PyDataloaderIter, PyDataset
 
 COUNTS = {"batch_size": "> 0", "prefetch_depth": "> 0", "num_workers": ">= 0", "items_in_parallel": "> 0",
           "prefetch_factor": "> 0"}
-FLAGS = ["shuffle", "drop_last", "defer_refcount", "adaptive", "in_order", "across_epochs", "persistent_workers", "pin_memory",
-         "serial_dataset"]
+FLAGS = ["shuffle", "drop_last", "defer_refcount", "adaptive", "in_order", "across_epochs", "persistent_workers",
+         "pin_memory", "serial_dataset"]
 # Those for which None means something, or that the argument was not given.
 OPTIONAL = ["batch_size", "prefetch_factor", "serial_dataset"]
 KEYWORDS = {
