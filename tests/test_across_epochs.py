@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 from conftest import eventually, run_threaded
-from datasets import CountingDataset, GatedDataset, Ids
+from toy_datasets import CountingDataset, GatedDataset, Ids
 
 from dataloader_rs import PyDataloader, PyIterableDataset
 

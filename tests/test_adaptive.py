@@ -9,7 +9,7 @@ from array import array
 
 import pytest
 from conftest import FREE_THREADED, eventually
-from datasets import Ids
+from toy_datasets import Ids
 
 from dataloader_rs import PyDataloader, PyDataset
 

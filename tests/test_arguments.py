@@ -11,7 +11,7 @@ import weakref
 import numpy as np
 import pytest
 from conftest import eventually, worker_threads
-from datasets import Ids
+from toy_datasets import Ids
 
 import dataloader_rs
 from dataloader_rs import PyDataloader, PyDataloaderIter, PyDataset

@@ -8,7 +8,7 @@ import warnings
 
 import numpy as np
 import pytest
-from datasets import CountingDataset, FailingDataset, GatedDataset, Ids
+from toy_datasets import CountingDataset, FailingDataset, GatedDataset, Ids
 
 from dataloader_rs import PyDataloader
 

@@ -12,7 +12,7 @@ import weakref
 
 import pytest
 from conftest import eventually, run_threaded
-from datasets import Ids
+from toy_datasets import Ids
 
 from dataloader_rs import PyDataloader, _buffers, collate, default_collate
 

@@ -9,8 +9,8 @@ import urllib.error
 
 import pytest
 from conftest import eventually, is_parked
-from datasets import FailingDataset, GatedDataset, Ids
 from reference import drained
+from toy_datasets import FailingDataset, GatedDataset, Ids
 
 from dataloader_rs import PyDataloader, PyDataset
 
@@ -421,7 +421,7 @@ def test_stop_iteration_from_collate_fn_becomes_a_runtime_error(num_workers, ite
 
 BASE_EXCEPTIONS = """
     import sys
-    from datasets import FailingDataset
+    from toy_datasets import FailingDataset
     from dataloader_rs import PyDataloader
 
     class Fatal(BaseException):
@@ -454,7 +454,7 @@ def test_base_exceptions_come_out_of_next_and_print_nothing(run_script):
 def test_uncaught_system_exit_of_a_dataset_ends_the_program(workers, run_script):
     """As if the dataset had been called in the loop itself: its status, and nothing printed."""
     run_script(f"""
-        from datasets import FailingDataset
+        from toy_datasets import FailingDataset
         from dataloader_rs import PyDataloader
         for batch in PyDataloader(FailingDataset(4, {{1: SystemExit(3)}}), num_workers={workers}):
             print(batch)

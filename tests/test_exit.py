@@ -7,7 +7,7 @@ import textwrap
 import time
 
 import pytest
-from datasets import GatedDataset
+from toy_datasets import GatedDataset
 
 from dataloader_rs import PyDataloader
 
@@ -20,7 +20,7 @@ SIZES = [(4, 1), (2, 3), (0, 3)]
 PREAMBLE = """
 import os, signal, sys, threading, time
 from dataloader_rs import PyDataloader
-from datasets import GatedDataset, Ids
+from toy_datasets import GatedDataset, Ids
 
 # A shell that runs the tests in the background has SIGINT ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -11,14 +11,14 @@ import threading
 
 import pytest
 from conftest import blocked_signals, eventually, worker_threads
-from datasets import GatedDataset, Ids
+from toy_datasets import GatedDataset, Ids
 
 from dataloader_rs import PyDataloader
 
 PREAMBLE = """
 import faulthandler, gc, multiprocessing, os, signal, sys, threading, time, warnings
 from dataloader_rs import PyDataloader
-from datasets import Ids
+from toy_datasets import Ids
 
 warnings.filterwarnings("ignore", "This process", DeprecationWarning)  # fork with threads, what this is about
 num_workers, items_in_parallel = map(int, sys.argv[1:3])
@@ -351,7 +351,7 @@ def test_python_fork_warning_is_all_that_is_said(run_script):
     source = """
         import os, sys, warnings
         from dataloader_rs import PyDataloader
-        from datasets import Ids
+        from toy_datasets import Ids
         loader = PyDataloader(Ids(8), 2, num_workers=2)
         for used in range(2):
             with warnings.catch_warnings(record=True) as said:

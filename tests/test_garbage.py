@@ -7,7 +7,7 @@ import threading
 import weakref
 
 from conftest import eventually
-from datasets import CountingDataset, FailingDataset, GatedDataset
+from toy_datasets import CountingDataset, FailingDataset, GatedDataset
 
 from dataloader_rs import PyDataloader
 

@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 from conftest import run_threaded
-from datasets import Ids
+from toy_datasets import Ids
 
 from dataloader_rs import PyDataloader
 from dataloader_rs._shuffle import ShuffledOrder
@@ -116,7 +116,7 @@ def test_checking_and_drawing_imports_nothing(run_script):
         import sys
         import random
         from dataloader_rs import PyDataloader
-        from datasets import Ids
+        from toy_datasets import Ids
 
         loader = PyDataloader(Ids(9), 9, shuffle=True, generator=random.Random(1), num_workers=2)
         assert sorted(sum(loader, [])) == list(range(9))
@@ -154,7 +154,7 @@ def test_generator_of_an_imported_torch_is_one(run_script):
             return Tensor()
 
         from dataloader_rs import PyDataloader
-        from datasets import Ids
+        from toy_datasets import Ids
 
         generator = Generator()
         try:
@@ -319,7 +319,7 @@ def test_child_that_is_forked_while_a_thread_draws_can_draw(run_script):
         import threading
         import warnings
         from dataloader_rs import PyDataloader
-        from datasets import Ids
+        from toy_datasets import Ids
 
         warnings.filterwarnings("ignore", "This process", DeprecationWarning)
         entered, leave = threading.Event(), threading.Event()

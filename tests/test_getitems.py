@@ -4,7 +4,7 @@ import itertools
 import threading
 
 import pytest
-from datasets import CountingDataset, Ids
+from toy_datasets import CountingDataset, Ids
 
 from dataloader_rs import PyDataloader, PyDataset
 

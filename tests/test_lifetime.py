@@ -9,8 +9,8 @@ import threading
 
 import pytest
 from conftest import FREE_THREADED, run_threaded
-from datasets import FailingDataset, GatedDataset, Ids
 from reference import drained
+from toy_datasets import FailingDataset, GatedDataset, Ids
 
 from dataloader_rs import PyDataloader, PyDataset
 
@@ -202,7 +202,7 @@ def test_process_forked_while_workers_are_born_can_load(run_script):
     run_script("""
         import os
         from dataloader_rs import PyDataloader
-        from datasets import Ids
+        from toy_datasets import Ids
         for _ in range(150):
             loader = PyDataloader(Ids(50), 2, num_workers=8)
             iterator = iter(loader)
@@ -217,7 +217,7 @@ def test_subinterpreter_gets_an_import_error(run_script):
     """It would share static types, and threads, with the main interpreter."""
     finished = run_script("""
         import dataloader_rs
-        from datasets import Ids
+        from toy_datasets import Ids
         try:
             import _interpreters as interpreters
         except ImportError:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from conftest import FREE_THREADED, eventually, worker_threads
-from datasets import CountingDataset, FailingDataset, Ids
+from toy_datasets import CountingDataset, FailingDataset, Ids
 
 from dataloader_rs import PyDataloader
 
@@ -31,7 +31,7 @@ with_workers = pytest.mark.parametrize(("num_workers", "items_in_parallel"), [(1
 RESIDENT = """
     import ctypes, gc, json, os, sys, time
     from dataloader_rs import PyDataloader
-    from datasets import Ids
+    from toy_datasets import Ids
 
     num_workers, items_in_parallel = map(int, sys.argv[1:])
 

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 from conftest import run_threaded
-from datasets import CountingDataset, GatedDataset, Ids
 from reference import batches
+from toy_datasets import CountingDataset, GatedDataset, Ids
 
 from dataloader_rs import PyDataloader, PyDataloaderIter, PyDataset
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import FREE_THREADED, run_threaded
-from datasets import GatedDataset, Ids
+from toy_datasets import GatedDataset, Ids
 
 from dataloader_rs import PyDataloader
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 from conftest import run_threaded
-from datasets import Ids
+from toy_datasets import Ids
 
 from dataloader_rs import PyDataloader, pinning
 

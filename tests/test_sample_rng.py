@@ -9,8 +9,8 @@ import struct
 import threading
 
 import pytest
-from datasets import PATIENCE, FailingDataset, GatedDataset, Ids
 from reference import drained
+from toy_datasets import PATIENCE, FailingDataset, GatedDataset, Ids
 
 from dataloader_rs import PyDataloader, PyIterableDataset, sample_rng
 from dataloader_rs.randomness import FOR_BATCH, FOR_SAMPLE, FOR_WORKERS, key_of, worker_seed
@@ -550,7 +550,7 @@ NO_NUMPY = """
     import sys
     sys.modules["numpy"] = None
     from dataloader_rs import PyDataloader, get_worker_info, sample_rng
-    from datasets import Ids
+    from toy_datasets import Ids
 
     class Drawn(Ids):
         def __getitem__(self, index):

@@ -6,8 +6,8 @@ import warnings
 
 import numpy as np
 import pytest
-from datasets import Ids
 from reference import drained
+from toy_datasets import Ids
 
 from dataloader_rs import PyDataloader, PyDataset
 

@@ -11,7 +11,7 @@ import weakref
 
 import pytest
 from conftest import eventually, run_threaded
-from datasets import PATIENCE, CountingDataset, GatedDataset, Ids
+from toy_datasets import PATIENCE, CountingDataset, GatedDataset, Ids
 
 from dataloader_rs import PyDataloader, PyDataset, serial
 
@@ -379,7 +379,7 @@ def test_program_that_ends_while_an_item_is_stuck_ends(run_script):
         import threading
         import time
         from dataloader_rs import PyDataloader
-        from datasets import GatedDataset
+        from toy_datasets import GatedDataset
 
         dataset = GatedDataset(8, closed={0})
         iterator = iter(PyDataloader(dataset, num_workers=3, serial_dataset=True))
@@ -429,7 +429,7 @@ def test_forked_child_finds_the_lock_free(num_workers, run_script):
         import threading
         import warnings
         from dataloader_rs import PyDataloader
-        from datasets import Ids
+        from toy_datasets import Ids
 
         warnings.filterwarnings("ignore", "This process", DeprecationWarning)
         parent = os.getpid()

@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 from conftest import run_threaded
-from datasets import GatedDataset, Ids
+from toy_datasets import GatedDataset, Ids
 
 from dataloader_rs import PyDataloader, PyDataset
 

@@ -8,8 +8,8 @@ import time
 
 import numpy as np
 import pytest
-from datasets import Ids
 from reference import batches
+from toy_datasets import Ids
 
 from dataloader_rs import PyDataloader
 from dataloader_rs._shuffle import VERSION

@@ -11,7 +11,7 @@ import weakref
 
 import pytest
 from conftest import FREE_THREADED, eventually, worker_threads
-from datasets import PATIENCE, CountingDataset, GatedDataset, Ids
+from toy_datasets import PATIENCE, CountingDataset, GatedDataset, Ids
 
 from dataloader_rs import PyDataloader
 
@@ -82,7 +82,7 @@ class ClosesItsLoader(Ids):
 LEAVING = """
     import atexit, ctypes, gc, json, os, sys, time
     from dataloader_rs import PyDataloader
-    from datasets import Ids
+    from toy_datasets import Ids
 
     num_workers, items_in_parallel, memory = map(int, sys.argv[1:])
 

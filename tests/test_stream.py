@@ -10,7 +10,7 @@ import weakref
 
 import pytest
 from conftest import eventually
-from datasets import PATIENCE
+from toy_datasets import PATIENCE
 
 from dataloader_rs import PyDataloader, PyIterableDataset
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import FREE_THREADED, eventually, run_threaded, worker_threads
-from datasets import PATIENCE, CountingDataset, GatedDataset, Ids
+from toy_datasets import PATIENCE, CountingDataset, GatedDataset, Ids
 
 from dataloader_rs import PyDataloader
 
@@ -498,7 +498,7 @@ GIL_STAYS_OFF = """
     import dataloader_rs
     assert not sys._is_gil_enabled()
     import importlib, pathlib
-    from datasets import Ids
+    from toy_datasets import Ids
     names = {path.name.split(".")[0] for path in pathlib.Path(dataloader_rs.__file__).parent.glob("*.so")}
     assert "_core" in names
     for name in names:

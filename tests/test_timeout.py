@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from datasets import PATIENCE, GatedDataset, Ids
+from toy_datasets import PATIENCE, GatedDataset, Ids
 
 from dataloader_rs import BatchTimeoutError, PyDataloader, PyIterableDataset
 

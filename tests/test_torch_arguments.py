@@ -13,7 +13,7 @@ import textwrap
 import numpy as np
 import pytest
 from conftest import eventually
-from datasets import CountingDataset, Ids
+from toy_datasets import CountingDataset, Ids
 
 from dataloader_rs import PyDataloader
 

@@ -12,8 +12,8 @@ import weakref
 
 import pytest
 from conftest import eventually, run_threaded, worker_threads
-from datasets import PATIENCE, GatedDataset, Ids
 from reference import drained
+from toy_datasets import PATIENCE, GatedDataset, Ids
 
 from dataloader_rs import PyDataloader, PyDataset, get_worker_info
 
@@ -342,7 +342,7 @@ def test_exit_function_is_not_for_workers_that_could_not_start():
 AT_EXIT = """
     import os
     from dataloader_rs import PyDataloader, get_worker_info
-    from datasets import Ids
+    from toy_datasets import Ids
 
     def leave(worker_id):
         assert get_worker_info().id == worker_id
@@ -362,7 +362,7 @@ def test_exit_function_runs_when_the_process_ends(run_script):
 IN_A_CHILD = """
     import gc, os, sys, threading, time, warnings
     from dataloader_rs import PyDataloader, get_worker_info
-    from datasets import Ids
+    from toy_datasets import Ids
     warnings.filterwarnings("ignore", "This process", DeprecationWarning)
     calls = []
     loader = PyDataloader(Ids(20), num_workers=2, worker_init_fn=lambda worker_id: calls.append("start"),
@@ -403,7 +403,7 @@ def test_forked_child_calls_functions_for_its_own_workers_only(what, run_script)
 FORK_ON_A_WORKER = """
     import os, sys, threading, warnings
     from dataloader_rs import PyDataloader, get_worker_info
-    from datasets import Ids
+    from toy_datasets import Ids
     warnings.filterwarnings("ignore", "This process", DeprecationWarning)
 
     class Forks(Ids):
