@@ -513,7 +513,8 @@ def test_collate_fn_may_be_named(fake_torch):
 
 def test_named_collate_fn_without_torch_is_a_clear_error(monkeypatch):
     """The message names the argument and what is missing."""
-    monkeypatch.setitem(sys.modules, "torch", None)
+    for name in ("torch", "torch.utils.data"):
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ImportError, match='collate_fn="torch" needs torch, which cannot be imported'):
         collate.resolve_collate("torch")
 
