@@ -33,7 +33,7 @@ from dataloader_rs._shuffle cimport ShuffledOrder
 
 from dataloader_rs.errors import explain, explain_stream, interrupted, not_the_end
 from dataloader_rs.fetch import fetch_run_for
-from dataloader_rs.stuck import timeout_error
+from dataloader_rs.stuck import start_timeout_error, timeout_error
 from dataloader_rs.threads import adopt_thread, forget_thread, hold_for_fork, release_in_child, release_in_parent
 
 
@@ -433,6 +433,7 @@ cdef class _Epoch:
         cdef object run = iterator
         cdef list samples = None
         cdef PyObject *fetched
+        cdef int64_t position
         cdef uint64_t left = count
         cdef uint64_t piece = count if worker == NULL else dlrs_worker_piece(worker, 0, count)
         dlrs_ask(place, DLRS_ASKED_ITEMS, <PyObject *>iterator, self.first_position(batch), count)
@@ -441,7 +442,10 @@ cdef class _Epoch:
                 run = islice(iterator, piece)
             fetched = dlrs_fetch(<PyObject *>self.recipe.fetch_run, <PyObject *>self.recipe.dataset, <PyObject *>run)
             if fetched == NULL:
-                return _Failure.of(raised(), asked_position(iterator, count))
+                error = raised()
+                position = asked_position(iterator, count)
+                place.asked = DLRS_ASKED_NOTHING    # what dies now asks for nothing
+                return _Failure.of(error, position)
             if piece == count:
                 return owned(fetched)
             if samples is None:
@@ -910,7 +914,10 @@ cdef class PyDataloaderIter:
     cdef uint64_t offered       # batches that the pool may work on
     cdef uint64_t taken         # batches delivered, or failed
     cdef uint64_t batch         # number of the one that was taken last
+    cdef uint64_t drawn_for     # the number of batches that were taken or are being waited for when it was drawn last
     cdef object on_end          # of a stream: on_end(number of samples that it gave)
+    cdef object torn            # of a stream whose batches come in any order: the _Failure that comes after all others
+    cdef uint64_t torn_batch
     cdef object __weakref__
 
     __class_getitem__ = classmethod(GenericAlias)
@@ -953,6 +960,8 @@ cdef class PyDataloaderIter:
             raise StopIteration
         if self.epoch.readers is not None:
             self.check_usable()
+            if self.awaits_workers:
+                self.await_workers()
             outcome = self.next_of_stream()
         else:
             outcome = self.next_of_indices()
@@ -967,9 +976,11 @@ cdef class PyDataloaderIter:
         self.check_usable()
         if self.awaits_workers:
             self.await_workers()
-        if not self.complete:
+        if not self.complete and self.drawn_for != self.taken + 1:
+            # Once for each batch: who waits again, after a timeout or Ctrl-C, draws no further.
+            self.drawn_for = self.taken + 1
             self.draw()
-            if self.taken == self.num_batches:
+            if self.complete and self.taken == self.num_batches:
                 self.end()
         if self.epoch.epoch_ptr == NULL:
             return self.make()
@@ -979,6 +990,12 @@ cdef class PyDataloaderIter:
         cdef object outcome = NOTHING
         while outcome is NOTHING:
             outcome = self.take() if self.epoch.epoch_ptr != NULL else self.make()
+            if (type(outcome) is _Failure and (<_Failure>outcome).samples_lost >= 0 and self.epoch.epoch_ptr != NULL
+                    and not self.epoch.recipe.in_order and self.torn is None):
+                # The end of the stream, of which batches that were read before are not ready yet.
+                self.torn = outcome
+                self.torn_batch = self.batch
+                outcome = NOTHING
         return outcome
 
     cdef int check_usable(self) except -1:
@@ -993,8 +1010,12 @@ cdef class PyDataloaderIter:
 
     cdef int await_workers(self) except -1:
         """Wait until worker_init_fn has returned on all workers. If it raised on one, that is the end of the epoch."""
+        cdef uint64_t began_ns = dlrs_now_ns()
+        cdef object timeout = self.epoch.recipe.timeout
         while not self.pool.crew.wait(SIGNAL_CHECK_NS * 1e-9) and self.pool.usable:
             self.check_usable()
+            if timeout > 0 and 1e-9 * (dlrs_now_ns() - began_ns) >= timeout:
+                raise start_timeout_error(timeout)
         error = self.pool.crew.error
         if error is not None:
             dlrs_store(&self.complete, 1)
@@ -1006,7 +1027,13 @@ cdef class PyDataloaderIter:
 
     cdef int draw(self) except -1:
         """Draw one batch's worth of indices from a sampler that goes on beyond what iter() read."""
-        for batch in self.stream.draw():
+        cdef object error = None
+        cdef object batches = []
+        try:
+            batches = self.stream.draw()
+        except BaseException as raised:
+            error = raised  # Ctrl-C, in between: what was drawn by then is lost, so the epoch cannot go on
+        for batch in batches:
             self.epoch.drawn[self.num_batches] = batch
             if self.epoch.recipe.batch_size == 0:
                 self.epoch.drawn_from[self.num_batches] = self.num_items
@@ -1014,11 +1041,11 @@ cdef class PyDataloaderIter:
             dlrs_store(&self.num_batches, self.num_batches + 1)
         if self.epoch.recipe.num_workers > 0:
             self.offer(self.num_batches)
-        if self.stream.ended:
+        if self.stream.ended or error is not None:
             dlrs_store(&self.complete, 1)
-            if self.epoch.recipe.batch_size == 0 and self.epoch.recipe.num_workers > 0:
+            if self.epoch.recipe.num_workers > 0:
                 dlrs_epoch_offer(self.epoch.epoch_ptr, 0, True)
-            self.end_stream(self.stream.error)
+            self.end_stream(self.stream.error if error is None else error)
         return 0
 
     cdef int end_stream(self, error) except -1:
@@ -1175,7 +1202,10 @@ cdef class PyDataloaderIter:
             if status == DLRS_NOT_READY:
                 PyErr_CheckSignals()
             elif status == DLRS_END:
-                self.end()
+                if self.torn is None:
+                    self.end()
+                self.batch = self.torn_batch
+                return self.torn
 
     cdef int raise_timeout(self) except -1:
         """Tell what the batch that does not come waits for; it may be waited for again."""
@@ -1333,7 +1363,8 @@ def start_stream(Recipe recipe not None, WorkerPool pool not None, list readers 
         iterator.num_batches = num_items // recipe.batch_size
         if not recipe.drop_last and num_items % recipe.batch_size != 0:
             iterator.num_batches += 1
-    iterator.complete = num_items is not None
+    # Each shard ends with a batch of its own, so their number is not known before.
+    iterator.complete = num_items is not None and len(readers) == 1
     iterator.on_end = on_end
     epoch.readers = readers
     epoch.number = epoch_number

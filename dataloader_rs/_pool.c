@@ -108,7 +108,7 @@ struct dlrs_epoch {
     bool *lane_is_busy;         /* num_lanes of them */
     uint64_t lanes_ended;
     bool all_offered;           /* no more batches are offered */
-    dlrs_epoch *after, *before; /* see dlrs_epoch_options.after, and the other way round; NULL once one is cancelled */
+    dlrs_epoch *after, *before; /* see dlrs_epoch_options.after, and the other way round; NULL once they have parted */
     uint64_t in_progress;       /* slots that are OPEN; at most batches_in_parallel */
     dlrs_slot *first_unstarted; /* OPEN slots, oldest first, with items that nobody has started */
     uint64_t holds;             /* the consumer, and each worker with a run of this epoch */
@@ -1107,6 +1107,13 @@ static void wait_for_head_locked(dlrs_epoch *epoch, uint64_t deadline_ns)
     }
 }
 
+static void part_from_earlier_locked(dlrs_epoch *epoch)
+{
+    if (epoch->after != NULL)
+        epoch->after->before = NULL;
+    epoch->after = NULL;
+}
+
 /* Ask to be let in, and if workers are busy look whether one stands aside: rarely so where their items leave the GIL to
  * others anyway, and then not each time. */
 static void ask_at_gate(dlrs_epoch *epoch, bool busy)
@@ -1130,6 +1137,7 @@ dlrs_status dlrs_epoch_wait(dlrs_epoch *epoch, uint64_t timeout_ns)
         return DLRS_FORKED;
     uint64_t now = dlrs_now_ns(), deadline = dlrs_deadline_after(timeout_ns);
     pthread_mutex_lock(&pool->lock);
+    part_from_earlier_locked(epoch); /* whose consumer may have stopped taking, and who waits here is in earnest */
     pool->hungry++;
     wake_worker_locked(pool);
     bool turn = takes_turns_locked(pool);
@@ -1195,16 +1203,6 @@ bool dlrs_epoch_find_worker(dlrs_epoch *epoch, unsigned *index, dlrs_run *run)
     return found != NULL;
 }
 
-static void part_from_neighbours_locked(dlrs_epoch *epoch)
-{
-    if (epoch->after != NULL)
-        epoch->after->before = NULL;
-    if (epoch->before != NULL)
-        epoch->before->after = NULL;
-    epoch->after = epoch->before = NULL;
-    wake_worker_locked(epoch->pool);
-}
-
 void dlrs_epoch_cancel(dlrs_epoch *epoch)
 {
     dlrs_pool *pool = epoch->pool;
@@ -1214,7 +1212,10 @@ void dlrs_epoch_cancel(dlrs_epoch *epoch)
     if (!epoch->cancelled) {
         epoch->cancelled = true;
         circle_remove_locked(pool, epoch);
-        part_from_neighbours_locked(epoch);
+        part_from_earlier_locked(epoch);
+        if (epoch->before != NULL)
+            part_from_earlier_locked(epoch->before);
+        wake_worker_locked(pool);
         epoch->first_unstarted = NULL;
         for (uint64_t n = epoch->ring.taken; n < epoch->ring.claimed; n++)
             epoch->ring.slots[n % epoch->ring.size]->closed = true;

@@ -92,8 +92,9 @@ typedef struct dlrs_epoch_options {
                                  * For what can be read by one worker at a time, to an end that is not known before. */
     bool unordered;             /* batches are taken in the order in which they get ready */
     dlrs_epoch *after;          /* not cancelled, of the same pool, with the same limits, and no other comes after it:
-                                 * the new epoch is not begun before all batches of that one are claimed, or it is
-                                 * cancelled, and the limits are for both together. NULL: none. */
+                                 * the new epoch is not begun before all batches of that one are claimed, and the limits
+                                 * are for both together, until that one is cancelled or somebody waits for a batch of
+                                 * the new one. NULL: none. */
 } dlrs_epoch_options;
 
 /* ---- the owner ---- */

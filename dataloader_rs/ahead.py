@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from dataloader_rs._core import PyDataloaderIter, WorkerPool
 from dataloader_rs.locks import ForkSafeLock
+
+
+class Start(Protocol):
+    """Starts an epoch, perhaps after another one; calls `take_epoch` once. Returns its iterator and its number."""
+
+    def __call__(self, take_epoch: Callable[[], int],
+                 after: PyDataloaderIter | None) -> tuple[PyDataloaderIter, int]: ...
 
 
 class Prepared(NamedTuple):
@@ -28,16 +35,24 @@ class EpochAhead:
 
     def __init__(self) -> None:
         self._lock = ForkSafeLock()
+        # Guarded by `_lock`.
         self._prepared: Prepared | None = None
+        self._unused: int | None = None  # number of an epoch that was dropped, for the one in its place
 
-    def discard(self) -> None:
-        """Drop what was prepared, because the data changes."""
+    def discard(self, then: Callable[[], None]) -> None:
+        """Drop what was prepared, and its number, because epochs are counted anew; call `then`, all in one step."""
         with self._lock.here():
-            self._prepared = None
+            self._prepared = self._unused = None
+            then()
+
+    def release(self) -> None:
+        """Drop what was prepared, but for its number."""
+        with self._lock.here():
+            if self._prepared is not None:
+                self._prepared, self._unused = None, self._prepared.epoch
 
     def next(self, pool: WorkerPool, length: int | None, take_epoch: Callable[[], int],
-             start: Callable[[Callable[[], int], PyDataloaderIter | None], tuple[PyDataloaderIter, int]]
-             ) -> PyDataloaderIter:
+             start: Start) -> PyDataloaderIter:
         """The iterator of the next epoch; the one after it is prepared.
 
         Parameters
@@ -49,21 +64,36 @@ class EpochAhead:
         take_epoch : callable
             Returns the number of the next epoch.
         start : callable
-            ``start(take_epoch, after) -> iterator, number of the epoch``, which calls `take_epoch` once it cannot fail
-            any more.
         """
         with self._lock.here():
-            prepared, self._prepared = self._prepared, None
-            if prepared is not None and prepared.pool is pool and prepared.length == length:
-                iterator = prepared.iterator
+            if self._prepared is not None and self._prepared.pool is pool and self._prepared.length == length:
+                iterator, epoch = self._prepared.iterator, self._prepared.epoch
+                self._prepared = None
             else:
-                # An epoch that is dropped gives its number to the one in its place.
-                number = None if prepared is None else prepared.epoch
-                prepared = None
-                iterator, _ = start(take_epoch if number is None else lambda: number, None)
+                self.release()
+                iterator, epoch = self._begin(take_epoch, start, None)
             try:
-                following, epoch = start(take_epoch, iterator)
+                following, number = self._begin(take_epoch, start, iterator)
             except Exception:
                 return iterator  # it comes again, from the iter() that it belongs to
-            self._prepared = Prepared(following, pool, epoch, length)
+            except BaseException:
+                self._prepared = Prepared(iterator, pool, epoch, length)
+                raise
+            self._prepared = Prepared(following, pool, number, length)
             return iterator
+
+    def _begin(self, take_epoch: Callable[[], int], start: Start,
+               after: PyDataloaderIter | None) -> tuple[PyDataloaderIter, int]:
+        taken: list[int] = []
+
+        def take_unused_first() -> int:
+            number, self._unused = self._unused, None
+            taken.append(take_epoch() if number is None else number)
+            return taken[0]
+
+        try:
+            return start(take_unused_first, after)
+        except BaseException:
+            if taken:
+                self._unused = taken[0]
+            raise

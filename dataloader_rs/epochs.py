@@ -30,7 +30,12 @@ class EpochNumbers:
         self._start = (epoch, Counter())
 
 
+def is_told_epochs(receiver: object) -> bool:
+    """Whether the class of `receiver` has a ``set_epoch``; some objects answer every attribute."""
+    return callable(getattr(type(receiver), "set_epoch", None))
+
+
 def tell_epoch(receiver: object, epoch: int) -> None:
-    """Call ``receiver.set_epoch(epoch)`` if its class has that method; some objects answer every attribute."""
-    if callable(getattr(type(receiver), "set_epoch", None)):
+    """Call ``receiver.set_epoch(epoch)`` if it has that."""
+    if is_told_epochs(receiver):
         receiver.set_epoch(epoch)  # type: ignore[attr-defined]

@@ -22,7 +22,7 @@ from dataloader_rs.arguments import (
 )
 from dataloader_rs.collate import resolve_collate
 from dataloader_rs.dataset import PyDataset, checked_dataset, dataset_name, fetch_many_of, indexed_object
-from dataloader_rs.epochs import EPOCH_END, EpochNumbers, tell_epoch
+from dataloader_rs.epochs import EPOCH_END, EpochNumbers, is_told_epochs, tell_epoch
 from dataloader_rs.errors import not_the_end, shown
 from dataloader_rs.generators import checked_generator, draw_key
 from dataloader_rs.pinning import pinned_collate
@@ -84,8 +84,8 @@ class PyDataloader(Generic[B_co]):
     across_epochs : bool
         Workers go on into the next epoch when they have no more to begin in this one; both together are loaded ahead no
         further than one. So ``iter(loader)`` also asks for the length and the order of the epoch after the one that it
-        starts (not of a sampler that is an iterator), and takes a copy of the context for it. What was prepared is
-        dropped if the length of the dataset or sampler is another by then, or after ``set_epoch``, which also is the
+        starts, takes a copy of the context for it, and draws from a `generator`. (Not with a sampler that is an iterator
+        or has a ``set_epoch``: then it has no effect.) What was prepared is dropped if the length of the dataset or sampler is another by then, or after ``set_epoch``, which also is the
         way to tell that data have changed. Without effect when `num_workers` is 0.
     defer_refcount : bool
         On free-threaded CPython 3.14 and newer: let the interpreter defer the reference counts of `dataset` and
@@ -197,7 +197,7 @@ class PyDataloader(Generic[B_co]):
         adaptive = checked_flag("adaptive", adaptive)
         in_order = checked_flag("in_order", in_order)
         across_epochs = checked_flag("across_epochs", across_epochs)
-        checked_seconds("timeout", timeout)
+        seconds = checked_seconds("timeout", timeout)
         if generator is not None:
             generator = checked_generator(generator)
         if prefetch_factor is not None:
@@ -234,7 +234,7 @@ class PyDataloader(Generic[B_co]):
                              f"got {shown(num_workers)} * {shown(items_in_parallel)}")
         if shuffle:
             check_exclusive("shuffle", shuffle, sampler=sampler)
-        if timeout > 0 and num_workers == 0:
+        if seconds > 0 and num_workers == 0:
             raise ValueError(f"timeout needs num_workers > 0, got timeout={shown(timeout)} with num_workers=0")
         if seed is not None:
             if not shuffle:
@@ -288,7 +288,7 @@ class PyDataloader(Generic[B_co]):
         try:
             if is_stream(self.dataset):
                 return self._start_stream(pool)
-            if self.across_epochs and self.num_workers > 0 and not self._may_be_used_up():
+            if self.across_epochs and self.num_workers > 0 and self._may_be_read_early():
                 length = _known_length(self._sized())
                 return self._ahead.next(pool, length, self._epochs.take, functools.partial(self._start, pool))
             return self._start(pool, self._epochs.take)[0]
@@ -335,12 +335,9 @@ class PyDataloader(Generic[B_co]):
         epoch = checked_integer("epoch", epoch)
         if not 0 <= epoch < EPOCH_END:
             raise ValueError(f"epoch must be >= 0 and < 2**64, got {shown(epoch)}")
-        tell_epoch(self.sampler, epoch)
-        tell_epoch(self.batch_sampler, epoch)
-        tell_epoch(getattr(self.batch_sampler, "sampler", None), epoch)
-        tell_epoch(indexed_object(self.dataset), epoch)
-        self._ahead.discard()
-        self._epochs.set(epoch)
+        for receiver in (*self._samplers(), indexed_object(self.dataset)):
+            tell_epoch(receiver, epoch)
+        self._ahead.discard(lambda: self._epochs.set(epoch))
 
     def close(self) -> None:
         """End the worker threads, and wait until they have left user code, so that files can be closed after it.
@@ -354,6 +351,7 @@ class PyDataloader(Generic[B_co]):
             On one of the workers, which cannot wait for itself.
         """
         self._pools.here().close()
+        self._ahead.release()
 
     def __enter__(self) -> PyDataloader[B_co]:
         return self
@@ -393,9 +391,9 @@ class PyDataloader(Generic[B_co]):
                     self.worker_exit_fn)
 
     def _start_stream(self, pool: WorkerPool) -> PyDataloaderIter[B_co]:
-        epoch = self._epochs.take()
         readers = readers_of(self.dataset, self.num_workers)
         expected = _known_length(self.dataset)
+        epoch = self._epochs.take()
         on_end = functools.partial(self._length_check.check, expected)
         return start_stream(self._recipe, pool, readers, expected, on_end, epoch)
 
@@ -405,9 +403,17 @@ class PyDataloader(Generic[B_co]):
             return self.batch_sampler
         return self.dataset if self.sampler is None else self.sampler
 
+    def _samplers(self) -> tuple[object, ...]:
+        """Whatever the order comes from."""
+        return self.sampler, self.batch_sampler, getattr(self.batch_sampler, "sampler", None)
+
     def _may_be_used_up(self) -> bool:
         """Whether the order comes from an iterator, which only one epoch can read."""
         return isinstance(self.sampler, Iterator) or isinstance(self.batch_sampler, Iterator)
+
+    def _may_be_read_early(self) -> bool:
+        """Whether the order of an epoch can be asked for before the epoch: not where it has to be told the epoch."""
+        return not self._may_be_used_up() and not any(map(is_told_epochs, self._samplers()))
 
     def _start(self, pool: WorkerPool, take_epoch: Callable[[], int],
                after: PyDataloaderIter[B_co] | None = None) -> tuple[PyDataloaderIter[B_co], int]:

@@ -46,13 +46,20 @@ def timeout_error(timeout: float, batch: int | None = None, indices: list[int] |
     return BatchTimeoutError(f"no batch within {timeout:g} s: worker {worker} is at {place}; {stack}")
 
 
+def start_timeout_error(timeout: float) -> BatchTimeoutError:
+    """The exception where workers have not started for `timeout` seconds."""
+    return BatchTimeoutError(f"no batch within {timeout:g} s: worker_init_fn has not returned on all workers")
+
+
 def _current_item(frame: FrameType | None) -> str:
     """The index that a whole batch is at, in words, if its items are asked for one by one."""
+    item = ""
     while frame is not None:
+        # The outermost one: an item may iterate a loader of its own.
         if frame.f_code.co_filename == fetch.__file__ and "index" in frame.f_locals:
-            return f"index {shown(frame.f_locals['index'])} of "
+            item = f"index {shown(frame.f_locals['index'])} of "
         frame = frame.f_back
-    return ""
+    return item
 
 
 def _frame_of(thread_name: str) -> FrameType | None:

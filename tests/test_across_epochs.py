@@ -11,6 +11,7 @@ from conftest import eventually, run_threaded
 from toy_datasets import CountingDataset, GatedDataset, Ids
 
 from dataloader_rs import PyDataloader, PyIterableDataset
+from dataloader_rs.ahead import EpochAhead
 
 every_size = pytest.mark.parametrize(("num_workers", "items_in_parallel"), [(0, 1), (1, 1), (4, 1), (2, 3)])
 
@@ -188,3 +189,85 @@ def test_streams_refuse_it():
     """What a stream gives next is not known before it is read."""
     with pytest.raises(ValueError, match="across_epochs is not for an iterable dataset"):
         load(PyIterableDataset.of("abc"), 1)
+
+
+@every_size
+def test_epochs_are_independent_of_those_that_nobody_finishes(num_workers, items_in_parallel):
+    """Peeking at an epoch, or going through two of them side by side, holds up neither."""
+    loader = load(Ids(40), 4, num_workers, items_in_parallel)
+    batches = [list(range(first, first + 4)) for first in range(0, 40, 4)]
+    peeked = iter(loader)
+    assert next(peeked) == batches[0]
+    assert list(loader) == batches
+    assert list(zip(iter(loader), iter(loader), strict=True)) == list(zip(batches, batches, strict=True))
+    assert list(peeked) == batches[1:]
+
+
+def test_sampler_that_is_told_epochs_is_not_read_early():
+    """``sampler.set_epoch(k)`` before the epoch is torch's way; the order must be that of k."""
+
+    class Told:
+        epoch = 0
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+        def __iter__(self):
+            return iter([self.epoch, self.epoch + 1])
+
+        def __len__(self):
+            return 2
+
+    for arguments in ({"sampler": Told()}, {"batch_sampler": Told()}):
+        sampler = next(iter(arguments.values()))
+        if "batch_sampler" in arguments:
+            sampler.__class__.__iter__ = lambda self: iter([[self.epoch], [self.epoch + 1]])
+        loader = load(Ids(9), 1, **arguments)
+        for epoch in range(4):
+            sampler.set_epoch(epoch)
+            assert list(loader) == [[epoch], [epoch + 1]]
+
+
+def test_close_drops_the_samples_that_were_prepared():
+    """But not the number of their epoch."""
+
+    class Weak(set):
+        pass
+
+    made: weakref.WeakSet = weakref.WeakSet()
+
+    class Makes(Ids):
+        def __getitem__(self, index: int) -> Weak:
+            sample = Weak()
+            made.add(sample)
+            return sample
+
+        __hash__ = object.__hash__
+
+    Weak.__hash__ = object.__hash__
+    loader = load(Makes(4), 1)
+    for _ in loader:
+        pass
+    assert eventually(lambda: len(made) > 0)
+    loader.close()
+    del _
+    assert eventually(lambda: gc.collect() >= 0 and not made)
+
+
+def test_no_number_is_lost_when_preparing_is_interrupted():
+    """Ctrl-C, or an error after the number was taken: the epochs that follow are those that would have."""
+    numbers = iter(range(100))
+    errors: list[BaseException | None] = [None, KeyboardInterrupt(), None, MemoryError(), None, None, None, None]
+
+    def start(take_epoch, after):
+        number = take_epoch()
+        error = errors.pop(0)
+        if error is not None:
+            raise error
+        return f"iterator {number}", number
+
+    ahead = EpochAhead()
+    with pytest.raises(KeyboardInterrupt):
+        ahead.next("pool", 3, numbers.__next__, start)
+    assert [ahead.next("pool", 3, numbers.__next__, start) for _ in range(4)] == [
+        "iterator 0", "iterator 1", "iterator 2", "iterator 3"]

@@ -321,3 +321,37 @@ def test_out_of_order_no_more_is_fetched_ahead():
     assert max(dataset.started) <= 3 + 2 + 2
     dataset.open()
     assert len(list(iterator)) == 97
+
+
+class Interrupts:
+    """An index during which Ctrl-C is pressed."""
+
+    def __index__(self) -> int:
+        raise KeyboardInterrupt
+
+
+def test_interrupted_batch_is_no_clean_end():
+    """What was drawn by then is lost, so the epoch must not seem to end well."""
+    iterator = iter(PyDataloader(Ids(9), batch_sampler=[[0], [1, Interrupts()], [2]]))
+    assert next(iterator) == [0]
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    with pytest.raises(RuntimeError, match="the rest of the epoch is lost"):
+        next(iterator)
+    assert list(iterator) == []
+    with pytest.raises(KeyboardInterrupt):
+        iter(PyDataloader(Ids(9), batch_sampler=[[0], [1, Interrupts()], [2]], num_workers=2))
+
+
+def test_who_waits_again_after_a_timeout_draws_no_further():
+    """A batch is drawn for each that is delivered, not for each call."""
+    drawn = itertools.count()
+    dataset = GatedDataset(1, closed={0})
+    iterator = iter(PyDataloader(dataset, num_workers=1, prefetch_depth=1, timeout=0.01,
+                                 batch_sampler=([0] for _ in drawn)))
+    for _ in range(20):
+        with pytest.raises(TimeoutError):
+            next(iterator)
+    assert next(drawn) <= 3
+    dataset.open()
+    assert next(iterator) == [0]

@@ -648,3 +648,22 @@ def test_stream_has_no_positions_but_its_batches_have(num_workers):
                           collate_fn=lambda samples: (samples, draw(sample_rng())))
     assert list(loader) == [(samples, draw(reference(FOR_BATCH, 5, 0, batch)))
                             for batch, samples in enumerate([[0, 1], [2, 3], [4]])]
+
+
+def test_stream_that_cannot_be_read_uses_up_no_epoch():
+    """As for a sampler that raises: the epoch that follows is the one that would have come."""
+
+    class Fails(PyIterableDataset):
+        fails = True
+
+        def __iter__(self):
+            if self.fails:
+                raise OSError("gone")
+            return iter(range(2))
+
+    dataset = Fails()
+    loader = PyDataloader(dataset, 2, rng_seed=5, collate_fn=lambda samples: draw(sample_rng()))
+    with pytest.raises(OSError):
+        iter(loader)
+    dataset.fails = False
+    assert list(loader) == [draw(reference(FOR_BATCH, 5, 0, 0))]

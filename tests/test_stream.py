@@ -412,3 +412,62 @@ def test_epoch_that_was_read_to_its_end_leaves_nothing(num_workers):
     list(loader)
     del loader, dataset
     assert eventually(lambda: gc.collect() >= 0 and seen() is None)
+
+
+@with_workers
+def test_out_of_order_error_comes_after_what_was_read_before_it(num_workers):
+    """Batches that were read whole are delivered, however long they take to be collated."""
+    go_on = threading.Event()
+
+    def collate(batch):
+        if batch[0] == 0 and num_workers > 1:
+            assert go_on.wait(PATIENCE)
+        return batch
+
+    error = OSError("torn")
+    iterator = iter(PyDataloader(Torn(6, error), 2, num_workers=num_workers, collate_fn=collate, in_order=False))
+    found = [next(iterator) for _ in range(2 if num_workers > 1 else 3)]
+    go_on.set()
+    with pytest.raises(OSError) as caught:
+        while True:
+            found.append(next(iterator))
+    assert caught.value is error
+    assert "batch 3 of the stream" in error.__notes__[0]
+    assert sorted(found) == [[0, 1], [2, 3], [4, 5]]
+    assert list(iterator) == []
+
+
+@with_workers
+def test_workers_of_a_stream_start_before_its_first_batch(num_workers):
+    """worker_init_fn has returned on all of them by then; what it raises comes out as it is."""
+    started = []
+    loader = PyDataloader(Stream(8), 2, num_workers=num_workers, worker_init_fn=started.append)
+    assert next(iter(loader)) == [0, 1]
+    assert sorted(started) == list(range(num_workers))
+    error = ValueError("init")
+
+    def fail(worker_id: int) -> None:
+        raise error
+
+    iterator = iter(PyDataloader(Stream(8), 2, num_workers=num_workers, worker_init_fn=fail))
+    with pytest.raises(ValueError) as caught:
+        next(iterator)
+    assert caught.value is error
+    assert list(iterator) == []
+    error.__traceback__ = None
+
+
+def test_iterator_over_shards_does_not_know_its_length():
+    """Each shard ends with a batch of its own."""
+
+    class SizedShards(Sharded):
+        def __len__(self):
+            return self.length
+
+    loader = PyDataloader(SizedShards(10), 2, num_workers=2)
+    assert len(loader) == 5
+    iterator = iter(loader)
+    with pytest.raises(TypeError, match="not known"):
+        len(iterator)
+    assert len(list(iterator)) == 6
+    assert len(iterator) == 0

@@ -113,3 +113,40 @@ def test_timeout_needs_workers():
     with pytest.raises(ValueError, match=r"timeout needs num_workers > 0, got timeout=1 with num_workers=0"):
         PyDataloader(Ids(4), timeout=1)
     assert list(PyDataloader(Ids(2), timeout=0)) == [[0], [1]]
+
+
+def test_worker_that_does_not_start_is_told_so():
+    """The time counts for worker_init_fn too."""
+    go_on = threading.Event()
+    loader = PyDataloader(Ids(4), num_workers=2, timeout=0.05, worker_init_fn=lambda worker_id: go_on.wait(PATIENCE))
+    iterator = iter(loader)
+    for _ in range(2):
+        with pytest.raises(BatchTimeoutError, match="worker_init_fn has not returned on all workers"):
+            next(iterator)
+    go_on.set()
+    assert list(iterator) == [[0], [1], [2], [3]]
+
+
+def test_item_that_iterates_another_loader_is_named_itself():
+    """Not the item of the inner loader, which runs on the same thread."""
+    inner = GatedDataset(4, closed={3})
+
+    class Outer(Ids):
+        def __getitem__(self, index: int) -> list:
+            return list(PyDataloader(inner, 4)) if index == 21 else []
+
+    iterator = iter(PyDataloader(Outer(30), 2, sampler=[20, 21], num_workers=1, timeout=0.2))
+    with pytest.raises(BatchTimeoutError, match=r"is at index 21 of indices \[20, 21\]"):
+        next(iterator)
+    inner.open()
+    assert next(iterator) == [[], [[0, 1, 2, 3]]]
+
+
+def test_anything_that_is_a_float_is_a_timeout():
+    """Numbers of other libraries."""
+
+    class Seconds:
+        def __float__(self) -> float:
+            return 5.0
+
+    assert list(PyDataloader(Ids(2), num_workers=1, timeout=Seconds())) == [[0], [1]]

@@ -397,16 +397,15 @@ static void test_later_epoch_goes_on_where_the_earlier_ends(void)
         later.options.after = earlier.epoch;
         begin(&later, pool);
         dlrs_epoch_offer(later.epoch, 20, true);
-        CHECK_EQUAL(dlrs_epoch_wait(later.epoch, 20000000), DLRS_NOT_READY);
+        CHECK_EQUAL(dlrs_epoch_wait(earlier.epoch, 20000000), DLRS_NOT_READY);
         CHECK_EQUAL(tally_count(&later.begun), 0); /* the earlier may still be offered more */
         dlrs_epoch_offer(earlier.epoch, 3, true);
         tally_await(&later.begun, 2); /* 3 of the earlier and 2 of the later are 5 */
-        CHECK_EQUAL(dlrs_epoch_wait(later.epoch, CHECK_PLENTY_NS), DLRS_OK);
         for (unsigned n = 0; n < 2; n++) {
             CHECK_EQUAL(take_batch(&earlier), n);
             tally_await(&later.begun, 3 + n);
         }
-        CHECK_EQUAL(dlrs_epoch_wait(later.epoch, 20000000), DLRS_OK);
+        CHECK_EQUAL(dlrs_epoch_wait(earlier.epoch, 20000000), DLRS_NOT_READY);
         CHECK_EQUAL(tally_count(&later.begun), 4);
         tally_add(&earlier.gates[2]);
         CHECK_EQUAL(take_batch(&earlier), 2);
@@ -416,6 +415,26 @@ static void test_later_epoch_goes_on_where_the_earlier_ends(void)
         stage_free(&earlier);
         end_all(&later, pool);
     }
+}
+
+static void test_later_epoch_begins_when_it_is_waited_for(void)
+{
+    stage earlier, later;
+    stage_init(&earlier, 1, 2, 1, 1);
+    stage_init(&later, 1, 2, 1, 1);
+    dlrs_pool *pool = new_pool(1);
+    begin(&earlier, pool);
+    later.options.after = earlier.epoch;
+    begin(&later, pool);
+    dlrs_epoch_offer(earlier.epoch, 100, true);
+    dlrs_epoch_offer(later.epoch, 3, true);
+    for (uint64_t n = 0; n < 3; n++)
+        CHECK_EQUAL(take_batch(&later), n);
+    for (uint64_t n = 0; n < 100; n++)
+        CHECK_EQUAL(take_batch(&earlier), n);
+    end(&earlier);
+    stage_free(&earlier);
+    end_all(&later, pool);
 }
 
 static void test_later_epoch_begins_when_the_earlier_is_cancelled(void)
@@ -470,6 +489,7 @@ int main(int argc, char **argv)
     RUN(test_unordered_epoch_holds_no_more_than_its_capacity);
     RUN(test_worker_of_the_batch_that_is_waited_for_is_found);
     RUN(test_later_epoch_goes_on_where_the_earlier_ends);
+    RUN(test_later_epoch_begins_when_it_is_waited_for);
     RUN(test_later_epoch_begins_when_the_earlier_is_cancelled);
     RUN(test_earlier_epoch_outlives_the_later);
     return check_end();
