@@ -3,9 +3,9 @@
     python count.py [--update]
 
 What a process of few items takes is subtracted from what one of many takes, so that its start cancels. The figures
-are compared with `counts.json`, which `--update` rewrites for the Python that runs this. Valgrind lets one thread run
-at a time, so the process is given one processor: threads that look for each other would spin in vain. With workers the
-count depends on when threads take turns; it may differ more.
+are compared with `counts.json`, which `--update` rewrites for the Python that runs this. There are no workers: how often
+those wait for each other depends on the clock, and under valgrind, where all takes fifty times as long, unchanged code
+differed by half.
 """
 
 from __future__ import annotations
@@ -28,53 +28,44 @@ OPTIMISED = "--enable-optimizations" in (sysconfig.get_config_var("CONFIG_ARGS")
 KEY = (f"{platform.python_version()}{sys.abiflags}, {platform.machine()}, {platform.python_compiler()}, "
        f"{'optimised' if OPTIMISED else 'not optimised'}")
 TOLERANCE = 1.05
-TOLERANCE_WITH_WORKERS = 1.15
 
-# Name, batch size, workers; and few and many items, whose difference is counted.
+# Name and batch size; and few and many items, whose difference is counted.
 COUNTS = (
-    ("no workers, batch 1", 1, 0, 1_000, 6_000),
-    ("no workers, batch 32", 32, 0, 3_200, 64_000),
-    ("no workers, batch 256", 256, 0, 25_600, 128_000),
-    ("2 workers, batch 32", 32, 2, 3_200, 64_000),
+    ("no workers, batch 1", 1, 1_000, 6_000),
+    ("no workers, batch 32", 32, 3_200, 64_000),
+    ("no workers, batch 256", 256, 25_600, 128_000),
 )
-PREFETCH_DEPTH = 4
 
 
 class CountError(Exception):
     """Callgrind gave no figure."""
 
 
-def use_one_processor() -> None:
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-
-
-def instructions(num_items: int, batch_size: int, num_workers: int) -> int:
+def instructions(num_items: int, batch_size: int) -> int:
     """All that a process executes in which one epoch of `num_items` is loaded."""
     command = [
         "valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", sys.executable, "-S",
-        str(FOLDER / "count_child.py"), str(FOLDER.parent),
-        *map(str, (num_items, batch_size, num_workers, PREFETCH_DEPTH)),
+        str(FOLDER / "count_child.py"), str(FOLDER.parent), str(num_items), str(batch_size),
     ]
     # Sets and dicts are laid out the same way each time.
     environment = {**os.environ, "PYTHONHASHSEED": "0"}
-    finished = subprocess.run(command, capture_output=True, text=True, env=environment, preexec_fn=use_one_processor)
+    finished = subprocess.run(command, capture_output=True, text=True, env=environment)
     collected = re.search(r"Collected : (\d+)", finished.stderr)
     if finished.returncode != 0 or collected is None:
         raise CountError(f"{' '.join(command)}\nended with status {finished.returncode}:\n{finished.stderr[-2000:]}")
     return int(collected[1])
 
 
-def per_item(batch_size: int, num_workers: int, few: int, many: int) -> float:
-    more = instructions(many, batch_size, num_workers) - instructions(few, batch_size, num_workers)
+def per_item(batch_size: int, few: int, many: int) -> float:
+    more = instructions(many, batch_size) - instructions(few, batch_size)
     return round(more / (many - few), 1)
 
 
-def judged(count: float, baseline: float | None, num_workers: int) -> tuple[str, bool]:
+def judged(count: float, baseline: float | None) -> tuple[str, bool]:
     """A word on the count, and whether it is too high."""
     if baseline is None:
         return "no baseline for this Python: --update makes one", False
-    too_high = count > baseline * (TOLERANCE_WITH_WORKERS if num_workers else TOLERANCE)
+    too_high = count > baseline * TOLERANCE
     return f"{(count / baseline - 1) * 100:+.1f} % against {baseline}" + (": TOO HIGH" if too_high else ""), too_high
 
 
@@ -90,12 +81,12 @@ def main() -> None:
     counts = {}
     failed = False
     print(f"CPython {KEY}, instructions for each item of `return i`")
-    for name, batch_size, num_workers, few, many in COUNTS:
+    for name, batch_size, few, many in COUNTS:
         try:
-            counts[name] = per_item(batch_size, num_workers, few, many)
+            counts[name] = per_item(batch_size, few, many)
         except CountError as error:
             sys.exit(f"{name}: {error}")
-        verdict, too_high = judged(counts[name], before.get(name), num_workers)
+        verdict, too_high = judged(counts[name], before.get(name))
         failed = failed or too_high
         print(f"{name:<24} {counts[name]:8.1f}   {verdict}", flush=True)
     if arguments.update:

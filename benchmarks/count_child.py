@@ -1,6 +1,6 @@
 """What `count.py` runs under callgrind: an epoch of the emptiest dataset, with as little around it as can be.
 
-    python -S count_child.py CHECKOUT NUM_ITEMS BATCH_SIZE NUM_WORKERS PREFETCH_DEPTH
+    python -S count_child.py CHECKOUT NUM_ITEMS BATCH_SIZE
 """
 
 import sys
@@ -21,6 +21,6 @@ class Ids(PyDataset[int]):
         return index
 
 
-num_items, batch_size, num_workers, prefetch_depth = map(int, sys.argv[2:])
-for _ in PyDataloader(Ids(num_items), batch_size, prefetch_depth, num_workers=num_workers):
+num_items, batch_size = map(int, sys.argv[2:])
+for _ in PyDataloader(Ids(num_items), batch_size):
     pass
