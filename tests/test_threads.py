@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import FREE_THREADED, eventually, run_threaded, worker_threads
-from toy_datasets import PATIENCE, CountingDataset, GatedDataset, Ids
+from toy_datasets import PATIENCE, Calls, CountingDataset, GatedDataset, Ids
 
 from dataloader_rs import PyDataloader
 
@@ -29,17 +29,6 @@ def load(dataset, batch_size: int, num_workers: int, items_in_parallel: int, **a
 
 def num_threads(num_workers: int, items_in_parallel: int) -> int:
     return max(num_workers, 1) * items_in_parallel
-
-
-class Calls(Ids):
-    """``dataset[i]`` is what a function returns for i. Functions keep what they close over alive; objects do not."""
-
-    def __init__(self, length: int, function) -> None:
-        super().__init__(length)
-        self.function = function
-
-    def __getitem__(self, index: int):
-        return self.function(index)
 
 
 # ---- the threads themselves ----

@@ -13,7 +13,7 @@ import weakref
 import pytest
 from conftest import eventually, run_threaded, worker_threads
 from reference import drained
-from toy_datasets import PATIENCE, GatedDataset, Ids
+from toy_datasets import PATIENCE, Calls, GatedDataset, Ids
 
 from dataloader_rs import PyDataloader, PyDataset, get_worker_info
 
@@ -25,17 +25,6 @@ without_workers = pytest.mark.parametrize(("num_workers", "items_in_parallel"), 
 
 def load(dataset, num_workers: int, items_in_parallel: int, **arguments) -> PyDataloader:
     return PyDataloader(dataset, num_workers=num_workers, items_in_parallel=items_in_parallel, **arguments)
-
-
-class Calls(Ids):
-    """``dataset[i]`` is what a function returns for i."""
-
-    def __init__(self, length: int, function) -> None:
-        super().__init__(length)
-        self.function = function
-
-    def __getitem__(self, index: int):
-        return self.function(index)
 
 
 class Log:

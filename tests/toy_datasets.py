@@ -24,6 +24,17 @@ class Ids(PyDataset[int]):
         return index
 
 
+class Calls(Ids):
+    """``dataset[i]`` is what a function returns for i. Functions keep what they close over alive; objects do not."""
+
+    def __init__(self, length: int, function) -> None:
+        super().__init__(length)
+        self.function = function
+
+    def __getitem__(self, index: int):
+        return self.function(index)
+
+
 class CountingDataset(Ids):
     """Knows which items were asked for, in the order of the calls, and how many calls were under way at most."""
 

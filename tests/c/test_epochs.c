@@ -384,18 +384,25 @@ static void test_worker_of_the_batch_that_is_waited_for_is_found(void)
 
 /* ---- one after the other ---- */
 
+/* Two epochs of a new pool with the same limits, of which the later comes after the earlier. */
+static dlrs_pool *begin_both(stage *earlier, stage *later, uint64_t capacity, uint64_t batches, uint64_t items)
+{
+    dlrs_pool *pool = new_pool((unsigned)(batches * items));
+    stage_init(earlier, 1, capacity, batches, items);
+    stage_init(later, 1, capacity, batches, items);
+    begin(earlier, pool);
+    later->options.after = earlier->epoch;
+    begin(later, pool);
+    return pool;
+}
+
 /* The later epoch is begun when the earlier has no more to be claimed, within the limits of one. */
 static void test_later_epoch_goes_on_where_the_earlier_ends(void)
 {
     for (unsigned items = 1; items <= 2; items++) {
         stage earlier, later;
-        stage_init(&earlier, 1, 5, 2, items);
-        stage_init(&later, 1, 5, 2, items);
+        dlrs_pool *pool = begin_both(&earlier, &later, 5, 2, items);
         earlier.gated = 1 << 2;
-        dlrs_pool *pool = new_pool(2 * items);
-        begin(&earlier, pool);
-        later.options.after = earlier.epoch;
-        begin(&later, pool);
         dlrs_epoch_offer(later.epoch, 20, true);
         CHECK_EQUAL(dlrs_epoch_wait(earlier.epoch, 20000000), DLRS_NOT_READY);
         CHECK_EQUAL(tally_count(&later.begun), 0); /* the earlier may still be offered more */
@@ -420,12 +427,7 @@ static void test_later_epoch_goes_on_where_the_earlier_ends(void)
 static void test_later_epoch_begins_when_it_is_waited_for(void)
 {
     stage earlier, later;
-    stage_init(&earlier, 1, 2, 1, 1);
-    stage_init(&later, 1, 2, 1, 1);
-    dlrs_pool *pool = new_pool(1);
-    begin(&earlier, pool);
-    later.options.after = earlier.epoch;
-    begin(&later, pool);
+    dlrs_pool *pool = begin_both(&earlier, &later, 2, 1, 1);
     dlrs_epoch_offer(earlier.epoch, 100, true);
     dlrs_epoch_offer(later.epoch, 3, true);
     for (uint64_t n = 0; n < 3; n++)
@@ -440,12 +442,7 @@ static void test_later_epoch_begins_when_it_is_waited_for(void)
 static void test_later_epoch_begins_when_the_earlier_is_cancelled(void)
 {
     stage earlier, later;
-    stage_init(&earlier, 1, 2, 1, 1);
-    stage_init(&later, 1, 2, 1, 1);
-    dlrs_pool *pool = new_pool(1);
-    begin(&earlier, pool);
-    later.options.after = earlier.epoch;
-    begin(&later, pool);
+    dlrs_pool *pool = begin_both(&earlier, &later, 2, 1, 1);
     dlrs_epoch_offer(earlier.epoch, 100, true);
     dlrs_epoch_offer(later.epoch, 3, true);
     CHECK_EQUAL(take_batch(&earlier), 0);
@@ -460,12 +457,7 @@ static void test_later_epoch_begins_when_the_earlier_is_cancelled(void)
 static void test_earlier_epoch_outlives_the_later(void)
 {
     stage earlier, later;
-    stage_init(&earlier, 1, 4, 2, 1);
-    stage_init(&later, 1, 4, 2, 1);
-    dlrs_pool *pool = new_pool(2);
-    begin(&earlier, pool);
-    later.options.after = earlier.epoch;
-    begin(&later, pool);
+    dlrs_pool *pool = begin_both(&earlier, &later, 4, 2, 1);
     dlrs_epoch_offer(earlier.epoch, 10, true);
     dlrs_epoch_offer(later.epoch, 10, true);
     CHECK_EQUAL(take_batch(&earlier), 0);
