@@ -8,11 +8,11 @@ iterated), ``sampler.py`` (the order of the user's indices), ``_shuffle.pyx`` an
 like a Python thread), ``worker_info.py`` (what a worker knows of itself, and what it calls when it starts and ends),
 ``fetch.py`` (how items are asked for), ``randomness.py`` with ``sample_seed.py`` (random numbers of a sample),
 ``collate.py`` (how samples become a batch of arrays) with ``_buffers.pyx``, ``_copy.h`` and ``_store.c`` (memory that
-batches use again), ``pinning.py`` (how a batch gets into page-locked memory), ``errors.py`` (how an exception of user
-code comes out), ``epochs.py`` and ``generators.py`` (what the order of an epoch depends on), ``ahead.py`` (the epoch
-that workers go on with), ``serial.py`` with ``locks.py`` (one thread at a time in a dataset), ``torch_arguments.py``
-and ``foreign.py`` (what comes from torch as it is), ``stuck.py`` (what a batch that does not come waits for),
-``sharing.py`` with ``_share.pyx`` (lookup tables that all threads read).
+batches use again), ``pinning.py`` (how a batch gets into page-locked memory) and ``containers.py`` (containers like
+others),  ``errors.py`` (how an exception of user code comes out), ``epochs.py`` and ``generators.py`` (what the order
+of an epoch depends on), ``ahead.py`` (the epoch that workers go on with), ``serial.py`` with ``locks.py`` (one thread
+at a time in a dataset), ``torch_arguments.py`` and ``foreign.py`` (what comes from torch as it is), ``stuck.py`` (what
+a batch that does not come waits for), ``sharing.py`` with ``_share.pyx`` (lookup tables that all threads read).
 """
 
 from importlib.metadata import PackageNotFoundError

@@ -374,9 +374,7 @@ cdef class _Epoch:
         else:
             samples = self.fetch(worker, place, batch, count)
             place.asked = DLRS_ASKED_NOTHING    # its iterator is gone
-        if self.recipe.collate_fn is None or type(samples) is _Failure:
-            return samples
-        return self.collated(place, batch, samples)
+        return samples if type(samples) is _Failure else self.collated(place, batch, samples)
 
     cdef object read(self, uint64_t lane, bint *ended):
         """Read the samples of one batch of a stream: a list, or a `_Failure`, or None when there are no more.
@@ -1032,7 +1030,7 @@ cdef class PyDataloaderIter:
         try:
             batches = self.stream.draw()
         except BaseException as raised:
-            error = raised  # Ctrl-C, in between: what was drawn by then is lost, so the epoch cannot go on
+            error = raised  # what was drawn by then, if anything, is lost, so the epoch cannot go on
         for batch in batches:
             self.epoch.drawn[self.num_batches] = batch
             if self.epoch.recipe.batch_size == 0:

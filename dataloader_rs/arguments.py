@@ -7,8 +7,6 @@ import operator
 
 from dataloader_rs.errors import shown
 
-SEED_END = 2**64
-
 
 def checked_integer(name: str, value: object) -> int:
     if isinstance(value, bool):
@@ -33,11 +31,11 @@ def checked_flag(name: str, value: object) -> bool:
     raise TypeError(f"{name} must be True or False, got {shown(value)} ({type(value).__name__})")
 
 
-def checked_seed(name: str, value: object) -> int:
-    seed = checked_integer(name, value)
-    if not 0 <= seed < SEED_END:
-        raise ValueError(f"{name} must be >= 0 and < 2**64, got {shown(seed)}")
-    return seed
+def checked_uint64(name: str, value: object) -> int:
+    number = checked_integer(name, value)
+    if not 0 <= number < 2**64:
+        raise ValueError(f"{name} must be >= 0 and < 2**64, got {shown(number)}")
+    return number
 
 
 def checked_seconds(name: str, value: object) -> float:

@@ -4,12 +4,12 @@ What is stacked lies in recycled memory: ``_buffers.pyx`` makes arrays of it, an
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any
 
 from dataloader_rs import _buffers
+from dataloader_rs.containers import container_like
 from dataloader_rs.errors import shown
 
 # Stacked arrays of fewer bytes are made by NumPy: malloc has pieces of that size at hand without asking the system.
@@ -418,20 +418,7 @@ def _mappings(samples: list, path: Path) -> Any:
     if any(sample.keys() != keys for sample in samples):
         raise _differ("keys", [list(sample) for sample in samples], path)
     columns = {key: _collate([sample[key] for sample in samples], (path, ITEM, key)) for key in first}
-    if type(first) is dict:
-        return columns
-    try:
-        if not isinstance(first, MutableMapping):
-            return type(first)(columns)  # type: ignore[call-arg]
-        batch = copy.copy(first)  # it may have more than its keys, such as the factory of a defaultdict
-        if batch is first:
-            return columns
-        # Not update(), which adds up in a Counter.
-        for key, column in columns.items():
-            batch[key] = column
-    except TypeError:  # neither is promised of a mapping
-        return columns
-    return batch
+    return container_like(first, columns, columns, MutableMapping)
 
 
 def _sequences(samples: list, path: Path) -> Any:
@@ -444,23 +431,7 @@ def _sequences(samples: list, path: Path) -> Any:
     steps = ((path, ITEM, position) for position in range(length)) if names is None else (
         (path, FIELD, name) for name in names)
     columns = [_collate(list(column), step) for column, step in zip(zip(*samples, strict=True), steps, strict=True)]
-    if kind is list:
-        return columns
-    if kind is tuple:
-        return tuple(columns)
-    if names is not None and hasattr(kind, "_make"):
-        return kind._make(columns)
-    try:
-        if not isinstance(first, MutableSequence):
-            return kind(columns)
-        batch: Any = copy.copy(first)
-        if batch is first:
-            return columns
-        for position, column in enumerate(columns):
-            batch[position] = column
-    except TypeError:  # neither is promised of a sequence
-        return tuple(columns) if issubclass(kind, tuple) else columns
-    return batch
+    return container_like(first, columns, range(length), MutableSequence)
 
 
 # ---- what errors say ----

@@ -18,11 +18,11 @@ from dataloader_rs.arguments import (
     checked_flag,
     checked_integer,
     checked_seconds,
-    checked_seed,
+    checked_uint64,
 )
 from dataloader_rs.collate import resolve_collate
 from dataloader_rs.dataset import PyDataset, checked_dataset, dataset_name, fetch_many_of, indexed_object
-from dataloader_rs.epochs import EPOCH_END, EpochNumbers, is_told_epochs, tell_epoch
+from dataloader_rs.epochs import EpochNumbers, is_told_epochs, tell_epoch
 from dataloader_rs.errors import not_the_end, shown
 from dataloader_rs.generators import checked_generator, draw_key
 from dataloader_rs.pinning import pinned_collate
@@ -84,9 +84,10 @@ class PyDataloader(Generic[B_co]):
     across_epochs : bool
         Workers go on into the next epoch when they have no more to begin in this one; both together are loaded ahead no
         further than one. So ``iter(loader)`` also asks for the length and the order of the epoch after the one that it
-        starts, takes a copy of the context for it, and draws from a `generator`. (Not with a sampler that is an iterator
-        or has a ``set_epoch``: then it has no effect.) What was prepared is dropped if the length of the dataset or sampler is another by then, or after ``set_epoch``, which also is the
-        way to tell that data have changed. Without effect when `num_workers` is 0.
+        starts, takes a copy of the context for it, and draws from a `generator`. (Not with a sampler that is an
+        iterator or has a ``set_epoch``: then it has no effect.) What was prepared is dropped if the length of the
+        dataset or sampler is another by then, or after ``set_epoch``, which also is the way to tell that data have
+        changed. Without effect when `num_workers` is 0.
     defer_refcount : bool
         On free-threaded CPython 3.14 and newer: let the interpreter defer the reference counts of `dataset` and
         `collate_fn`, without which workers slow each other down. The two are then freed by the garbage collector
@@ -239,10 +240,10 @@ class PyDataloader(Generic[B_co]):
         if seed is not None:
             if not shuffle:
                 raise ValueError(f"seed needs shuffle=True, got seed={shown(seed)} with shuffle=False")
-            seed = checked_seed("seed", seed)
+            seed = checked_uint64("seed", seed)
             check_exclusive("seed", seed, generator=generator)
         if rng_seed is not None:
-            rng_seed = checked_seed("rng_seed", rng_seed)
+            rng_seed = checked_uint64("rng_seed", rng_seed)
         vars(self).update(
             dataset=dataset, batch_size=batch_size, prefetch_depth=prefetch_depth, shuffle=shuffle, sampler=sampler,
             num_workers=num_workers, collate_fn=collate_fn, drop_last=drop_last, seed=seed,
@@ -332,9 +333,7 @@ class PyDataloader(Generic[B_co]):
         >>> list(loader) == first
         True
         """
-        epoch = checked_integer("epoch", epoch)
-        if not 0 <= epoch < EPOCH_END:
-            raise ValueError(f"epoch must be >= 0 and < 2**64, got {shown(epoch)}")
+        epoch = checked_uint64("epoch", epoch)
         for receiver in (*self._samplers(), indexed_object(self.dataset)):
             tell_epoch(receiver, epoch)
         self._ahead.discard(lambda: self._epochs.set(epoch))

@@ -3,12 +3,13 @@ torch only if the user has imported it, and no threads."""
 
 from __future__ import annotations
 
-import copy
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any
+
+from dataloader_rs.containers import container_like
 
 # What RuntimeErrors of torch say, of different versions, where there is nothing to pin memory for.
 NO_DEVICE = (
@@ -82,32 +83,12 @@ def _pinned(value: Any) -> Any:
     if isinstance(value, Mapping):
         pinned = {key: _pinned(part) for key, part in value.items()}
         changed = [key for key, part in value.items() if pinned[key] is not part]
-        return _with_changes(value, pinned, changed, MutableMapping) if changed else value
+        return container_like(value, pinned, changed, MutableMapping) if changed else value
     if isinstance(value, Sequence):
         parts = [_pinned(part) for part in value]
         changed = [position for position, part in enumerate(value) if parts[position] is not part]
-        return _with_changes(value, parts, changed, MutableSequence) if changed else value
+        return container_like(value, parts, changed, MutableSequence) if changed else value
     return value
-
-
-def _with_changes(value: Any, parts: Any, changed: list, mutable: type) -> Any:
-    """A container like `value` that holds `parts`, which differ from its own in the places that are `changed`."""
-    kind: Any = type(value)
-    if kind is type(parts):
-        return parts
-    if hasattr(kind, "_make"):
-        return kind._make(parts)
-    try:
-        if not isinstance(value, mutable):
-            return kind(parts)
-        result = copy.copy(value)
-        if result is not value:
-            for place in changed:
-                result[place] = parts[place]
-            return result
-    except TypeError:  # neither is promised of a container
-        pass
-    return tuple(parts) if issubclass(kind, tuple) else parts
 
 
 def _has_device(torch: Any) -> bool:

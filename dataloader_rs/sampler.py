@@ -14,6 +14,8 @@ from dataloader_rs.errors import shown
 # A sampler without a length is read this far when an epoch starts, and on demand beyond.
 READ_AHEAD = 65_536
 
+END = object()
+
 # In 8 bytes an index, or as a list if some index is larger than that.
 Indices: TypeAlias = "array[int] | list[int]"
 
@@ -116,11 +118,11 @@ class BatchStream:
     ----------
     ended : bool
         Whether no further batch comes.
-    error : BaseException or None
-        What ended it instead of the end of the sampler: what the sampler or a batch raised, a TypeError for a batch
-        that is no iterable or an index that is no integer, a ValueError for a negative one. It belongs after the
-        batches drawn so far.
+    error : None
+        What `draw` raises is the end, too.
     """
+
+    error = None
 
     def __init__(self, batch_sampler: Iterable[Iterable[int]], is_expected: bool) -> None:
         self._batches = iter(batch_sampler)
@@ -128,30 +130,25 @@ class BatchStream:
         self._num_drawn = 0
         self._is_expected = is_expected
         self.ended = False
-        self.error: BaseException | None = None
 
     def draw(self) -> list[list[int]]:
-        """One batch more, in a list, which is empty at the end."""
-        if self.ended:
-            return []
-        try:
-            batch = next(self._batches)
-        except StopIteration:
-            self.ended = True
-            if self._is_expected and self._num_drawn == 0:
-                warn_of_nothing("batch_sampler", self._sampler, stacklevel=3)
-            return []
-        except BaseException as error:
-            self.ended, self.error = True, error
-            return []
-        try:
+        """One batch more, in a list, which is empty at the end.
+
+        Raises
+        ------
+        Exception
+            What the sampler or a batch raises (a StopIteration of a batch is not the end), a TypeError for a batch that
+            is no iterable or an index that is no integer, a ValueError for a negative one.
+        """
+        batch = next(self._batches, END)
+        if batch is not END:
             indices = list(self._read_batch(batch))
-        except BaseException as error:
-            # A StopIteration is none of the sampler's end here.
-            self.ended, self.error = True, error
-            return []
-        self._num_drawn += 1
-        return [indices]
+            self._num_drawn += 1
+            return [indices]
+        self.ended = True
+        if self._is_expected and self._num_drawn == 0:
+            warn_of_nothing("batch_sampler", self._sampler, stacklevel=3)
+        return []
 
     def _read_batch(self, batch: object) -> Indices:
         if not is_iterable(batch):
