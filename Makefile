@@ -11,6 +11,9 @@ ifeq ($(TAG),)
     $(error PYTHON=$(PYTHON) does not run)
 endif
 
+# How many processes share the suite; 0: the tests run in pytest's own.
+JOBS ?= auto
+
 VENV ?= $(if $(filter python3,$(PYTHON)),.venv,.venv-$(TAG))
 EXTENSION := dataloader_rs/_core$(word 2,$(ABOUT))
 SOURCES := setup.py $(wildcard dataloader_rs/*.pyx dataloader_rs/*.pxd dataloader_rs/*.c dataloader_rs/*.h)
@@ -27,7 +30,7 @@ INSTALL := $(VENV)/bin/python -m pip install -qq --prefer-binary
 build: $(EXTENSION)  ## compile the extension in place, if its sources changed
 
 test: $(VENV)/with-test $(EXTENSION)  ## run the whole suite; ARGS="-k shuffle" goes to pytest
-	$(VENV)/bin/python -m pytest $(ARGS)
+	$(VENV)/bin/python -m pytest -n $(JOBS) $(ARGS)
 
 ctest: $(VENV)/with-test $(EXTENSION)  ## run the C tests only
 	$(VENV)/bin/python -m pytest tests/test_c.py $(ARGS)
