@@ -725,6 +725,8 @@ cdef object exiting(what):
 cdef class WorkerPool:
     """The worker threads of a loader, or, with 0 threads, only the token that says whether it was closed.
 
+    If the system starts no more threads, it is made all the same, not usable, and `check_started` tells.
+
     Parameters
     ----------
     num_threads : int
@@ -738,14 +740,14 @@ cdef class WorkerPool:
     Raises
     ------
     RuntimeError
-        If the system starts no more threads, or the interpreter is exiting.
+        If the interpreter is exiting.
     SystemExit
         If the interpreter is exiting, on a daemon thread.
     MemoryError
 
     Notes
     -----
-    Dropping it lets the threads end after what they are at, and waits for none of them. Thread safe.
+    Making it waits for nobody. Dropping it lets the threads end after what they are at, and waits for none of them. Thread safe.
     """
 
     cdef dlrs_pool *pool_ptr
@@ -755,12 +757,12 @@ cdef class WorkerPool:
     cdef readonly unsigned num_threads
     cdef readonly uint64_t generation
     cdef uint64_t closed
+    cdef int start_error        # number of the system's error that kept a thread from starting, or 0
 
     def __cinit__(self, unsigned num_threads, size_t stack_size, bint adaptive, crew):
         cdef dlrs_pool_options options
         cdef dlrs_python *shared
         cdef dlrs_status status
-        cdef int os_error = 0
         self.generation = dlrs_process_generation()
         self.num_threads = num_threads
         self.crew = crew
@@ -775,19 +777,15 @@ cdef class WorkerPool:
             raise MemoryError(f"no memory for {num_threads} worker threads")
         options.hooks = dlrs_python_hooks(shared)
         with nogil:
-            status = dlrs_pool_new(&options, &self.pool_ptr, &os_error)
-        if status == DLRS_OK:
+            status = dlrs_pool_new(&options, &self.pool_ptr, &self.start_error)
+        if self.pool_ptr != NULL:
             self.python_ptr = shared
-        else:
-            dlrs_python_free(shared)    # the threads that did start have ended
-        if status == DLRS_NO_THREAD:
-            raise RuntimeError(f"cannot start {num_threads} worker threads (num_workers * items_in_parallel): "
-                               f"{strerror(os_error).decode('utf-8', 'replace')}")
+            self.pool_id = dlrs_pool_id(self.pool_ptr)
+            return
+        dlrs_python_free(shared)
         if status == DLRS_NO_MEMORY:
             raise MemoryError(f"no memory for {num_threads} worker threads")
-        if status != DLRS_OK:
-            raise exiting("cannot start worker threads")
-        self.pool_id = dlrs_pool_id(self.pool_ptr)
+        raise exiting("cannot start worker threads")
 
     def __del__(self):
         # Not in __dealloc__: the workers that end now may call functions of the user, and the collector, which calls
@@ -816,6 +814,17 @@ cdef class WorkerPool:
             return False
         return self.pool_ptr == NULL or dlrs_pool_is_usable(self.pool_ptr)
 
+    def check_started(self):
+        """Raise a RuntimeError if a thread could not be started, once those that did start have ended.
+
+        Ctrl-C ends the wait. They may be in ``worker_init_fn``, so the caller must not hold what that could ask for.
+        """
+        if self.start_error == 0:
+            return
+        self.wait()
+        raise RuntimeError(f"cannot start {self.num_threads} worker threads (num_workers * items_in_parallel): "
+                           f"{strerror(self.start_error).decode('utf-8', 'replace')}")
+
     def check_caller(self):
         """Raise a RuntimeError on a worker of this pool, for which its epoch would wait."""
         if on_worker_of(self.pool_id):
@@ -830,17 +839,22 @@ cdef class WorkerPool:
         RuntimeError
             On one of these threads, which cannot wait for itself.
         """
-        cdef bint ended = False
         if on_worker_of(self.pool_id):
             raise RuntimeError("a loader cannot be closed by its own worker")
         dlrs_store(&self.closed, 1)
         if self.pool_ptr == NULL:
             return
         dlrs_pool_stop(self.pool_ptr)
+        self.wait()
+
+    cdef int wait(self) except -1:
+        """Wait until all threads of the stopped pool have ended."""
+        cdef bint ended = False
         while not ended:
             with nogil:
                 ended = dlrs_pool_wait(self.pool_ptr, SIGNAL_CHECK_NS)
             PyErr_CheckSignals()
+        return 0
 
 
 def _stop_all_workers():
