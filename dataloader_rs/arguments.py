@@ -25,9 +25,13 @@ def checked_count(name: str, value: object, least: int) -> int:
     return count
 
 
-def checked_flag(name: str, value: object) -> bool:
+def _is_bool(value: object) -> bool:
     # NumPy's own bool is none of Python's, and comparing numbers makes one easily.
-    if type(value) is bool or is_instance_of(value, "numpy", "bool_"):
+    return type(value) is bool or is_instance_of(value, "numpy", "bool_")
+
+
+def checked_flag(name: str, value: object) -> bool:
+    if _is_bool(value):
         return bool(value)
     raise TypeError(f"{name} must be True or False, got {shown(value)} ({type_name(value)})")
 
@@ -41,7 +45,7 @@ def checked_uint64(name: str, value: object) -> int:
 
 def checked_seconds(name: str, value: object) -> float:
     rule = f"{name} must be a number of seconds, got"
-    if type(value) is bool or not hasattr(type(value), "__float__"):
+    if _is_bool(value) or not hasattr(type(value), "__float__"):
         raise TypeError(f"{rule} {shown(value)} ({type_name(value)})")
     try:
         seconds = float(value)  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import TypeAlias
 
 from dataloader_rs.errors import shown, type_name
+from dataloader_rs.foreign import is_instance_of
 
 # A sampler is read this far when an epoch starts, or as far as its length says, and on demand beyond.
 READ_AHEAD = 65_536
@@ -167,7 +168,9 @@ class BatchStream:
 
 def is_iterable(value: object) -> bool:
     kind = type(value)
-    return getattr(kind, "__iter__", None) is not None or hasattr(kind, "__getitem__")
+    # NumPy's numbers have a __getitem__, which refuses everything.
+    return getattr(kind, "__iter__", None) is not None or (
+        hasattr(kind, "__getitem__") and not is_instance_of(value, "numpy", "generic"))
 
 
 def is_iterator(value: object) -> bool:
