@@ -1399,6 +1399,8 @@ def start_stream(Recipe recipe not None, WorkerPool pool not None, list readers 
     """
     cdef _Epoch epoch = _Epoch.__new__(_Epoch)
     cdef PyDataloaderIter iterator = new_iterator(recipe, pool, epoch)
+    if any(reader is None for reader in readers):
+        raise TypeError("readers must be iterators, got None, which stands for one that has ended")
     if not readers or recipe.batch_size == 0 or recipe.items_in_parallel > 1:
         raise ValueError(f"a stream needs a reader, a batch_size > 0 and items_in_parallel=1, got {len(readers)} "
                          f"readers, batch_size={recipe.batch_size}, items_in_parallel={recipe.items_in_parallel}")
