@@ -25,7 +25,7 @@ cimport cython
 from cpython.exc cimport PyErr_CheckSignals, PyErr_WriteUnraisable
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdint cimport UINT64_MAX, int64_t, uint64_t
+from libc.stdint cimport INT64_MAX, UINT64_MAX, int64_t, uint64_t
 from libc.string cimport strerror
 
 from dataloader_rs._pool cimport *
@@ -112,6 +112,9 @@ cdef extern from "Python.h":
 if PyInterpreterState_Get() != PyInterpreterState_Main():
     raise ImportError("dataloader_rs works in the main interpreter only")
 
+# More than any machine has: the most threads of one pool.
+MAX_THREADS = 65_536
+
 # A waiting consumer looks for signals this often; so does whoever waits for workers to end.
 cdef uint64_t SIGNAL_CHECK_NS = 50_000_000
 
@@ -189,6 +192,11 @@ cdef class Recipe:
     def __cinit__(self, dataset, fetch_many, collate_fn, uint64_t batch_size, uint64_t num_workers,
                   uint64_t prefetch_depth, uint64_t items_in_parallel, bint defer_refcount, uint64_t rng_seed, *,
                   bint batched=True, bint drop_last=False, bint in_order=True, double timeout=0):
+        check_threads(num_workers, items_in_parallel)
+        if items_in_parallel == 0:
+            raise ValueError("items_in_parallel must be > 0, got 0")
+        if batch_size > <uint64_t>INT64_MAX:
+            raise ValueError(f"batch_size must be < 2**63, got {batch_size}")
         self.dataset = dataset
         self.fetch_many = fetch_many if items_in_parallel == 1 and batched else None
         self.collate_fn = collate_fn
@@ -216,6 +224,16 @@ cdef class Recipe:
 
     def __reduce__(self):
         raise TypeError("a Recipe is made anew, not pickled")
+
+
+cdef int check_threads(uint64_t num_workers, uint64_t items_in_parallel) except -1:
+    # Each of them first, because the product might not fit.
+    cdef uint64_t most = MAX_THREADS
+    cdef uint64_t batches = num_workers if num_workers > 0 else 1
+    if batches > most or items_in_parallel > most or batches * items_in_parallel > most:
+        raise ValueError(f"num_workers * items_in_parallel must be <= {MAX_THREADS} threads, "
+                         f"got {num_workers} * {items_in_parallel}")
+    return 0
 
 
 # ---- outcomes ----
@@ -351,7 +369,7 @@ cdef class _Epoch:
             return (<ShuffledOrder>self.source).piece(at, 1)[0]
         return self.source[at]
 
-    cdef uint64_t first_position(self, uint64_t batch) noexcept:
+    cdef uint64_t first_position(self, uint64_t batch) except? -1:
         """The position in the epoch of the first item of a batch."""
         if self.recipe.batch_size == 0:
             return self.drawn_from[batch]
@@ -725,6 +743,8 @@ cdef object exiting(what):
 cdef class WorkerPool:
     """The worker threads of a loader, or, with 0 threads, only the token that says whether it was closed.
 
+    If the system starts no more threads, it is made all the same, not usable, and `check_started` tells.
+
     Parameters
     ----------
     num_threads : int
@@ -738,14 +758,14 @@ cdef class WorkerPool:
     Raises
     ------
     RuntimeError
-        If the system starts no more threads, or the interpreter is exiting.
+        If the interpreter is exiting.
     SystemExit
         If the interpreter is exiting, on a daemon thread.
     MemoryError
 
     Notes
     -----
-    Dropping it lets the threads end after what they are at, and waits for none of them. Thread safe.
+    Making it waits for nobody. Dropping it lets the threads end after what they are at, and waits for none of them. Thread safe.
     """
 
     cdef dlrs_pool *pool_ptr
@@ -755,12 +775,13 @@ cdef class WorkerPool:
     cdef readonly unsigned num_threads
     cdef readonly uint64_t generation
     cdef uint64_t closed
+    cdef int start_error        # number of the system's error that kept a thread from starting, or 0
 
     def __cinit__(self, unsigned num_threads, size_t stack_size, bint adaptive, crew):
         cdef dlrs_pool_options options
         cdef dlrs_python *shared
         cdef dlrs_status status
-        cdef int os_error = 0
+        check_threads(num_threads, 1)
         self.generation = dlrs_process_generation()
         self.num_threads = num_threads
         self.crew = crew
@@ -775,19 +796,15 @@ cdef class WorkerPool:
             raise MemoryError(f"no memory for {num_threads} worker threads")
         options.hooks = dlrs_python_hooks(shared)
         with nogil:
-            status = dlrs_pool_new(&options, &self.pool_ptr, &os_error)
-        if status == DLRS_OK:
+            status = dlrs_pool_new(&options, &self.pool_ptr, &self.start_error)
+        if self.pool_ptr != NULL:
             self.python_ptr = shared
-        else:
-            dlrs_python_free(shared)    # the threads that did start have ended
-        if status == DLRS_NO_THREAD:
-            raise RuntimeError(f"cannot start {num_threads} worker threads (num_workers * items_in_parallel): "
-                               f"{strerror(os_error).decode('utf-8', 'replace')}")
+            self.pool_id = dlrs_pool_id(self.pool_ptr)
+            return
+        dlrs_python_free(shared)
         if status == DLRS_NO_MEMORY:
             raise MemoryError(f"no memory for {num_threads} worker threads")
-        if status != DLRS_OK:
-            raise exiting("cannot start worker threads")
-        self.pool_id = dlrs_pool_id(self.pool_ptr)
+        raise exiting("cannot start worker threads")
 
     def __del__(self):
         # Not in __dealloc__: the workers that end now may call functions of the user, and the collector, which calls
@@ -816,6 +833,17 @@ cdef class WorkerPool:
             return False
         return self.pool_ptr == NULL or dlrs_pool_is_usable(self.pool_ptr)
 
+    def check_started(self):
+        """Raise a RuntimeError if a thread could not be started, once those that did start have ended.
+
+        Ctrl-C ends the wait. They may be in ``worker_init_fn``, so the caller must not hold what that could ask for.
+        """
+        if self.start_error == 0:
+            return
+        self.wait()
+        raise RuntimeError(f"cannot start {self.num_threads} worker threads (num_workers * items_in_parallel): "
+                           f"{strerror(self.start_error).decode('utf-8', 'replace')}")
+
     def check_caller(self):
         """Raise a RuntimeError on a worker of this pool, for which its epoch would wait."""
         if on_worker_of(self.pool_id):
@@ -830,17 +858,22 @@ cdef class WorkerPool:
         RuntimeError
             On one of these threads, which cannot wait for itself.
         """
-        cdef bint ended = False
         if on_worker_of(self.pool_id):
             raise RuntimeError("a loader cannot be closed by its own worker")
         dlrs_store(&self.closed, 1)
         if self.pool_ptr == NULL:
             return
         dlrs_pool_stop(self.pool_ptr)
+        self.wait()
+
+    cdef int wait(self) except -1:
+        """Wait until all threads of the stopped pool have ended."""
+        cdef bint ended = False
         while not ended:
             with nogil:
                 ended = dlrs_pool_wait(self.pool_ptr, SIGNAL_CHECK_NS)
             PyErr_CheckSignals()
+        return 0
 
 
 def _stop_all_workers():
@@ -913,6 +946,7 @@ cdef class PyDataloaderIter:
     cdef uint64_t taken         # batches delivered, or failed
     cdef uint64_t batch         # number of the one that was taken last
     cdef uint64_t drawn_for     # the number of batches that were taken or are being waited for when it was drawn last
+    cdef bint is_followed       # workers go on with another epoch after this one
     cdef object on_end          # of a stream: on_end(number of samples that it gave)
     cdef object torn            # of a stream whose batches come in any order: the _Failure that comes after all others
     cdef uint64_t torn_batch
@@ -982,7 +1016,11 @@ cdef class PyDataloaderIter:
                 self.end()
         if self.epoch.epoch_ptr == NULL:
             return self.make()
-        return self.take() if self.epoch.recipe.num_workers > 0 else self.take_own()
+        if self.epoch.recipe.num_workers == 0:
+            return self.take_own()
+        if self.offered < self.num_batches:
+            self.offer_all()    # there was no memory for it before, and nobody would ever work on them
+        return self.take()
 
     cdef object next_of_stream(self):
         cdef object outcome = NOTHING
@@ -1026,35 +1064,37 @@ cdef class PyDataloaderIter:
     cdef int draw(self) except -1:
         """Draw one batch's worth of indices from a sampler that goes on beyond what iter() read."""
         cdef object error = None
-        cdef object batches = []
+        cdef uint64_t count
         try:
-            batches = self.stream.draw()
+            for batch in self.stream.draw():
+                count = len(batch)
+                if self.epoch.recipe.batch_size == 0:
+                    self.epoch.drawn_from[self.num_batches] = self.num_items
+                self.epoch.drawn[self.num_batches] = batch
+                self.num_items += count
+                dlrs_store(&self.num_batches, self.num_batches + 1)
         except BaseException as raised:
             error = raised  # what was drawn by then, if anything, is lost, so the epoch cannot go on
-        for batch in batches:
-            self.epoch.drawn[self.num_batches] = batch
-            if self.epoch.recipe.batch_size == 0:
-                self.epoch.drawn_from[self.num_batches] = self.num_items
-            self.num_items += <uint64_t>len(batch)
-            dlrs_store(&self.num_batches, self.num_batches + 1)
-        if self.epoch.recipe.num_workers > 0:
-            self.offer(self.num_batches)
-        if self.stream.ended or error is not None:
+        if error is not None or self.stream.ended:
+            # Before anything that may find no memory: an epoch that is over has its error.
+            self.stream_error = self.stream.error if error is None else error
             dlrs_store(&self.complete, 1)
-            if self.epoch.recipe.num_workers > 0:
-                dlrs_epoch_offer(self.epoch.epoch_ptr, 0, True)
-            self.end_stream(self.stream.error if error is None else error)
-        return 0
-
-    cdef int end_stream(self, error) except -1:
-        """Keep an error of the sampler for its place, which is after the batches that were drawn before it."""
-        if error is None or isinstance(error, Exception):
-            self.stream_error = None if error is None else not_the_end(error)
+        if self.epoch.recipe.num_workers > 0:
+            self.offer_all()
+        # What a sampler raises has its place after the batches that were drawn before it. Ctrl-C cannot wait for its
+        # turn; but the sampler may not go on after it, so the epoch must not seem to end well.
+        error = self.stream_error
+        if error is None or issubclass(type(error), Exception):
             return 0
-        # Ctrl-C cannot wait for its turn; but the sampler may not go on after it, so the epoch must not seem to end
-        # well.
         self.stream_error = interrupted(error)
         return dlrs_raise(error)
+
+    cdef int offer_all(self) except -1:
+        """Let workers work on all batches that are known."""
+        self.offer(self.num_batches)
+        if self.complete:
+            dlrs_epoch_offer(self.epoch.epoch_ptr, 0, True)
+        return 0
 
     cdef int offer(self, uint64_t end) except -1:
         """Let the pool work on all batches before number `end`."""
@@ -1079,7 +1119,7 @@ cdef class PyDataloaderIter:
             self.num_batches = self.taken
             self.on_end(self.epoch.num_read)
         if error is not None:
-            dlrs_raise(error)
+            dlrs_raise(not_the_end(error))
         raise StopIteration
 
     cdef void finish(self) noexcept:
@@ -1305,6 +1345,8 @@ def start_epoch(Recipe recipe not None, WorkerPool pool not None, source, uint64
     cdef uint64_t ahead
     if num_items > <uint64_t>len(source):
         raise ValueError(f"num_items must be <= {len(source)}, the length of source, got {num_items}")
+    if after is not None:
+        check_goes_on(after, recipe, pool)
     iterator = new_iterator(recipe, pool, epoch)
     iterator.num_items = num_items
     if recipe.batch_size > 0:
@@ -1357,6 +1399,11 @@ def start_stream(Recipe recipe not None, WorkerPool pool not None, list readers 
     """
     cdef _Epoch epoch = _Epoch.__new__(_Epoch)
     cdef PyDataloaderIter iterator = new_iterator(recipe, pool, epoch)
+    if any(reader is None for reader in readers):
+        raise TypeError("readers must be iterators, got None, which stands for one that has ended")
+    if not readers or recipe.batch_size == 0 or recipe.items_in_parallel > 1:
+        raise ValueError(f"a stream needs a reader, a batch_size > 0 and items_in_parallel=1, got {len(readers)} "
+                         f"readers, batch_size={recipe.batch_size}, items_in_parallel={recipe.items_in_parallel}")
     if num_items is not None:
         iterator.num_batches = num_items // recipe.batch_size
         if not recipe.drop_last and num_items % recipe.batch_size != 0:
@@ -1370,6 +1417,14 @@ def start_stream(Recipe recipe not None, WorkerPool pool not None, list readers 
     if recipe.num_workers > 0:
         dlrs_epoch_offer(epoch.epoch_ptr, UINT64_MAX, True)
     return iterator
+
+
+cdef int check_goes_on(PyDataloaderIter after, Recipe recipe, WorkerPool pool) except -1:
+    if (not after.active or after.taken > 0 or after.is_followed or after.pool is not pool
+            or after.epoch.recipe is not recipe or after.epoch.epoch_ptr == NULL or recipe.num_workers == 0):
+        raise ValueError("after must be a new iterator of the same recipe and pool, with workers, that no other follows")
+    after.is_followed = True
+    return 0
 
 
 cdef PyDataloaderIter new_iterator(Recipe recipe, WorkerPool pool, _Epoch epoch):

@@ -852,16 +852,12 @@ dlrs_status dlrs_pool_new(const dlrs_pool_options *options, dlrs_pool **made, in
     pool->adaptive = options->adaptive;
     dlrs_pace_init(&pool->pace, options->num_threads, pool->num_processors, options->exclusive);
 
-    int error = start_threads(pool, options->stack_size);
-    if (error != 0) {
-        dlrs_pool_stop(pool);
-        dlrs_pool_wait(pool, UINT64_MAX);
-        drop_reference(pool, false);
-        *os_error = error;
-        return DLRS_NO_THREAD;
-    }
     *made = pool;
-    return DLRS_OK;
+    *os_error = start_threads(pool, options->stack_size);
+    if (*os_error == 0)
+        return DLRS_OK;
+    dlrs_pool_stop(pool);
+    return DLRS_NO_THREAD;
 
 not_registered:
     pthread_cond_destroy(&pool->work_ready);

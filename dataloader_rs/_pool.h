@@ -99,8 +99,9 @@ typedef struct dlrs_epoch_options {
 
 /* ---- the owner ---- */
 
-/* Make a pool and start its threads. On failure nothing is left running, *pool is untouched, and *os_error holds
- * the system's error number for DLRS_NO_THREAD. Waits for threads to end on failure only. */
+/* Make a pool and start its threads. On DLRS_NO_THREAD *os_error holds the system's error number, and *pool is a
+ * stopped pool whose threads are those that did start: the caller waits for them, where it may wait, and releases it.
+ * On any other failure nothing is left running, and *pool is untouched. Waits for no thread. */
 dlrs_status dlrs_pool_new(const dlrs_pool_options *options, dlrs_pool **pool, int *os_error);
 
 /* Number of the pool, unique in the process and never 0. */

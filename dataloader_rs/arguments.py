@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import operator
 
-from dataloader_rs.errors import shown
+from dataloader_rs.errors import shown, type_name
+from dataloader_rs.foreign import is_instance_of
 
 
 def checked_integer(name: str, value: object) -> int:
-    if isinstance(value, bool):
+    if type(value) is bool:
         raise TypeError(f"{name} must be an integer, got {value}")
     try:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        raise TypeError(f"{name} must be an integer, got {shown(value)} ({type(value).__name__})") from None
+        raise TypeError(f"{name} must be an integer, got {shown(value)} ({type_name(value)})") from None
 
 
 def checked_count(name: str, value: object, least: int) -> int:
@@ -24,11 +25,15 @@ def checked_count(name: str, value: object, least: int) -> int:
     return count
 
 
-def checked_flag(name: str, value: object) -> bool:
+def _is_bool(value: object) -> bool:
     # NumPy's own bool is none of Python's, and comparing numbers makes one easily.
-    if isinstance(value, bool) or (type(value).__module__, type(value).__name__[:4]) == ("numpy", "bool"):
+    return type(value) is bool or is_instance_of(value, "numpy", "bool_")
+
+
+def checked_flag(name: str, value: object) -> bool:
+    if _is_bool(value):
         return bool(value)
-    raise TypeError(f"{name} must be True or False, got {shown(value)} ({type(value).__name__})")
+    raise TypeError(f"{name} must be True or False, got {shown(value)} ({type_name(value)})")
 
 
 def checked_uint64(name: str, value: object) -> int:
@@ -39,10 +44,13 @@ def checked_uint64(name: str, value: object) -> int:
 
 
 def checked_seconds(name: str, value: object) -> float:
-    if isinstance(value, bool) or not hasattr(type(value), "__float__"):
-        raise TypeError(f"{name} must be a number of seconds, got {shown(value)} ({type(value).__name__})")
+    rule = f"{name} must be a number of seconds, got"
+    if _is_bool(value) or not hasattr(type(value), "__float__"):
+        raise TypeError(f"{rule} {shown(value)} ({type_name(value)})")
     try:
         seconds = float(value)  # type: ignore[arg-type]
+    except TypeError as error:  # an array is a number only if it holds one
+        raise TypeError(f"{rule} {shown(value)} ({type_name(value)})") from error
     except OverflowError:
         seconds = math.inf
     if not 0 <= seconds < math.inf:

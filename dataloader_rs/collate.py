@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping, Mutable
 from typing import Any
 
 from dataloader_rs import _buffers
+from dataloader_rs.arguments import checked_count
 from dataloader_rs.containers import container_like
-from dataloader_rs.errors import shown
+from dataloader_rs.errors import shown, type_name
 
 # Stacked arrays of fewer bytes are made by NumPy: malloc has pieces of that size at hand without asking the system.
 LEAST_RECYCLED = 4096
@@ -127,10 +128,10 @@ def register_collate(type: type, fn: Callable[[list], Any]) -> None:
     >>> default_collate([Point(1.0, 2.0), Point(3.0, 4.0)])
     Point(x=array([1., 3.]), y=array([2., 4.]))
     """
-    if not isinstance(type, _class):
-        raise TypeError(f"type must be a class, got {shown(type)} ({type.__class__.__name__})")
+    if not issubclass(_class(type), _class):
+        raise TypeError(f"type must be a class, got {shown(type)} ({type_name(type)})")
     if not callable(fn):
-        raise TypeError(f"fn must be callable, got {shown(fn)} ({fn.__class__.__name__})")
+        raise TypeError(f"fn must be callable, got {shown(fn)} ({type_name(fn)})")
     _rules[type] = _Registered(fn)
 
 
@@ -147,8 +148,8 @@ def resolve_collate(collate_fn: Any) -> Callable[[list], Any] | None:
     if collate_fn is None or callable(collate_fn):
         return collate_fn
     rule = f'collate_fn must be callable, None or "torch", got {shown(collate_fn)}'
-    if not isinstance(collate_fn, str):
-        raise TypeError(f"{rule} ({type(collate_fn).__name__})")
+    if not issubclass(type(collate_fn), str):
+        raise TypeError(f"{rule} ({type_name(collate_fn)})")
     if collate_fn != "torch":
         raise ValueError(rule)
     try:
@@ -188,11 +189,7 @@ def release_buffers() -> int:
 
 def limit_buffers(num_bytes: int) -> None:
     """Set how many bytes may be kept for later batches, >= 0. With 0 no memory is used again."""
-    if isinstance(num_bytes, bool) or not isinstance(num_bytes, int):
-        raise TypeError(f"num_bytes must be an integer, got {shown(num_bytes)} ({type(num_bytes).__name__})")
-    if num_bytes < 0:
-        raise ValueError(f"num_bytes must be >= 0, got {shown(num_bytes)}")
-    _buffers.set_limit(min(num_bytes, 2**63))
+    _buffers.set_limit(min(checked_count("num_bytes", num_bytes, least=0), 2**63))
 
 
 # ---- which rule ----
@@ -223,7 +220,7 @@ def _collate_mixed(samples: list, path: Path) -> Any:
     if len(set(bases)) == 1 and not rules & TYPE_KEEPING:
         return rules.pop()(samples, path)
     raise TypeError(f"cannot collate {_shown_path(path)}: types differ: "
-                    f"{_grouped([type(sample).__name__ for sample in samples])}")
+                    f"{_grouped([type_name(sample) for sample in samples])}")
 
 
 def _base_with_rule(kind: Any) -> Any:
@@ -266,7 +263,7 @@ class _Registered:
         try:
             return self.fn(samples)
         except Exception as error:
-            note = f"raised by the function that was registered for {_shown_path(path)} ({type(samples[0]).__name__})"
+            note = f"raised by the function that was registered for {_shown_path(path)} ({type_name(samples[0])})"
             _add_note_once(error, note)
             raise
 
@@ -332,6 +329,8 @@ def _stack(numpy: Any, samples: list, shape: tuple[int, ...], dtype: Any) -> Any
     """Stack arrays of one shape, whose dtypes can be converted to `dtype` without a loss."""
     row_size = samples[0].size * dtype.itemsize
     size = len(samples) * row_size
+    if size > sys.maxsize:
+        raise MemoryError(f"no memory for an array of {size} bytes")
     if size < LEAST_RECYCLED:
         stacked = numpy.empty((len(samples), *shape), dtype)
     else:
@@ -444,7 +443,7 @@ def _differ(what: str, values: list, path: Path) -> ValueError:
 def _no_rule(samples: list, path: Path, positions: Iterable[int] | None = None) -> TypeError:
     if positions is None:
         positions = range(len(samples))
-    kinds = [type(sample).__name__ for sample in samples]
+    kinds = [type_name(sample) for sample in samples]
     name = kinds[0]
     hint = "leave it out or put a value in its place" if samples[0] is None else (
         f"dataloader_rs.register_collate({name}, fn) adds one")
@@ -482,8 +481,11 @@ def _grouped(values: list, positions: list[int] | None = None) -> str:
 
 def _short(value: Any) -> str:
     # reprlib would shorten shapes to their first six axes, which is not where they differ.
-    text = repr(value) if isinstance(value, tuple) else str(value) if hasattr(value, "itemsize") else shown(value)
-    return text if len(text) <= 200 else text[:200] + "..."
+    try:
+        text = repr(value) if isinstance(value, tuple) else str(value) if hasattr(value, "itemsize") else shown(value)
+        return text if len(text) <= 200 else text[:200] + "..."
+    except Exception:
+        return shown(value)
 
 
 def _at(positions: Sequence[int]) -> str:
@@ -494,8 +496,12 @@ def _at(positions: Sequence[int]) -> str:
 
 def _add_note_once(error: BaseException, note: str) -> None:
     """Add the note unless it is there already: the same object may be raised again and again."""
-    if note not in getattr(error, "__notes__", ()):
-        error.add_note(note)
+    try:
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+    except Exception:
+        # An exception that takes no notes is worth more than the note.
+        pass
 
 
 NUMERIC = {_bools, _ints, _floats, _complexes, _numpy_scalars, _arrays}

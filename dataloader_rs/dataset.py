@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Generic, TypeVar
 
+from dataloader_rs.errors import type_name
 from dataloader_rs.foreign import is_foreign_dataset
 from dataloader_rs.stream import is_stream
 
@@ -44,10 +45,10 @@ class PyDataset(Generic[T_co]):
     serial_dataset: ClassVar[bool] = False
 
     def __len__(self) -> int:
-        raise NotImplementedError(f"{type(self).__name__} must implement __len__")
+        raise NotImplementedError(f"{type_name(self)} must implement __len__")
 
     def __getitem__(self, index: int) -> T_co:
-        raise NotImplementedError(f"{type(self).__name__} must implement __getitem__")
+        raise NotImplementedError(f"{type_name(self)} must implement __getitem__")
 
     @staticmethod
     def of(source: object) -> PyDataset:
@@ -79,7 +80,7 @@ class PyDataset(Generic[T_co]):
         for method in ("__len__", "__getitem__"):
             if getattr(type(source), method, None) is None:
                 raise TypeError(f"source must have __len__ and __getitem__, "
-                                f"got {type(source).__name__} without {method}")
+                                f"got {type_name(source)} without {method}")
         if fetch_many_of(source) is not None:
             return _BatchedAdapter(source)
         return _Adapter(source)
@@ -113,7 +114,7 @@ def checked_dataset(dataset: Any) -> Any:
     """A dataset of ours, or of torch or Hugging Face, which answers as one; anything else is a TypeError."""
     if isinstance(dataset, PyDataset) or is_foreign_dataset(dataset) or is_stream(dataset):
         return dataset
-    raise TypeError(f"dataset must be a PyDataset (PyDatasetBase), got {type(dataset).__name__}: subclass "
+    raise TypeError(f"dataset must be a PyDataset (PyDatasetBase), got {type_name(dataset)}: subclass "
                     f"dataloader_rs.PyDataset, or wrap the object with PyDataset.of(obj)")
 
 
@@ -134,8 +135,8 @@ def fetch_many_of(dataset: object):
 def dataset_name(dataset: object) -> str:
     """A dataset in a few words: its class, or that of the object behind an adapter."""
     if isinstance(dataset, _Adapter):
-        return f"PyDataset.of({type(dataset.source).__name__})"
-    return type(dataset).__name__
+        return f"PyDataset.of({type_name(dataset.source)})"
+    return type_name(dataset)
 
 
 def indexed_object(dataset: object) -> object:

@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import reprlib
+from array import array
+from collections import deque
 
 NOTE_START = "dataloader_rs: "
+
+# Characters of a value, or of the name of a type, that a message has at most.
+MOST_SHOWN = 200
+
+# What is shown item by item; all else by its repr.
+TAKEN_APART = (str, int, list, tuple, dict, set, frozenset, array, deque)
+
+_name_of = type.__dict__["__name__"].__get__
 
 
 class BatchTimeoutError(TimeoutError, RuntimeError):
@@ -102,9 +112,30 @@ def _set_note(error: BaseException, note: str) -> None:
         pass
 
 
+class _Short(reprlib.Repr):
+    def repr1(self, value: object, level: int) -> str:
+        # By the type itself: CPython before 3.12 goes by its name, and would read whatever is called `set` to its end.
+        if any(type(value) is kind for kind in TAKEN_APART):
+            return super().repr1(value, level)
+        return self.repr_instance(value, level)
+
+
+_short = _Short()
+
+
 def shown(value: object) -> str:
-    """A short repr for a message; never fails."""
+    """A short repr for a message; never fails, and is nothing but a str."""
     try:
-        return reprlib.repr(value)
+        return _plain(_short.repr(value))
     except Exception:
-        return f"<{type(value).__name__}>"
+        return f"<{type_name(value)}>"
+
+
+def type_name(value: object) -> str:
+    """The name of the type of `value`, for a message; never fails, and asks no metaclass."""
+    return _plain(_name_of(type(value)))
+
+
+def _plain(text: str) -> str:
+    # A copy where it is of a subclass, whose methods may do anything when it is put into a message.
+    return str.__getitem__(text, slice(None, MOST_SHOWN))

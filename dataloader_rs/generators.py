@@ -6,7 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from dataloader_rs.errors import shown
+from dataloader_rs.arguments import checked_uint64
+from dataloader_rs.errors import shown, type_name
 from dataloader_rs.foreign import is_instance_of
 from dataloader_rs.locks import ForkSafeLock
 
@@ -17,7 +18,7 @@ _drawing = ForkSafeLock()
 def checked_generator(generator: object) -> object:
     if _draw_of(generator) is None:
         raise TypeError(f"generator must be a numpy.random.Generator, random.Random, torch.Generator or None, "
-                        f"got {shown(generator)} ({type(generator).__name__})")
+                        f"got {shown(generator)} ({type_name(generator)})")
     return generator
 
 
@@ -28,6 +29,11 @@ def draw_key(generator: object) -> int:
     ----------
     generator : numpy.random.Generator, random.Random or torch.Generator
 
+    Raises
+    ------
+    TypeError, ValueError
+        If a subclass of these draws something else.
+
     Notes
     -----
     *Thread safety.* Any thread may call; generators are entered by one at a time.
@@ -35,7 +41,8 @@ def draw_key(generator: object) -> int:
     draw = _draw_of(generator)
     assert draw is not None
     with _drawing.here():
-        return draw(generator)
+        number = draw(generator)
+    return checked_uint64("what generator draws", number)
 
 
 def _draw_of(generator: object) -> Callable[[Any], int] | None:
@@ -46,7 +53,7 @@ def _draw_of(generator: object) -> Callable[[Any], int] | None:
 
 
 def _from_numpy(generator: Any) -> int:
-    return int(generator.integers(0, 2**64 - 1, endpoint=True, dtype="uint64"))
+    return generator.integers(0, 2**64 - 1, endpoint=True, dtype="uint64")
 
 
 def _from_random(generator: Any) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
-from dataloader_rs._core import Counter, PyDataloaderIter, Recipe, WorkerPool, start_epoch, start_stream
+from dataloader_rs._core import MAX_THREADS, Counter, PyDataloaderIter, Recipe, WorkerPool, start_epoch, start_stream
 from dataloader_rs._shuffle import ShuffledOrder
 from dataloader_rs.ahead import EpochAhead
 from dataloader_rs.arguments import (
@@ -23,11 +23,11 @@ from dataloader_rs.arguments import (
 from dataloader_rs.collate import resolve_collate
 from dataloader_rs.dataset import PyDataset, checked_dataset, dataset_name, fetch_many_of, indexed_object
 from dataloader_rs.epochs import EpochNumbers, is_told_epochs, tell_epoch
-from dataloader_rs.errors import not_the_end, shown
+from dataloader_rs.errors import not_the_end, shown, type_name
 from dataloader_rs.generators import checked_generator, draw_key
 from dataloader_rs.pinning import pinned_collate
 from dataloader_rs.pools import LoaderPools
-from dataloader_rs.sampler import BatchStream, IndexStream, is_iterable, read_all, warn_of_nothing
+from dataloader_rs.sampler import BatchStream, IndexStream, is_iterable, is_iterator, warn_of_nothing
 from dataloader_rs.serial import is_serial, serial_proxy_of
 from dataloader_rs.stream import LengthCheck, PyIterableDataset, is_stream, readers_of
 from dataloader_rs.torch_arguments import (
@@ -40,7 +40,6 @@ from dataloader_rs.worker_info import Crew
 
 B_co = TypeVar("B_co", covariant=True)
 
-MAX_THREADS = 65_536
 MAX_COUNT = 2**63 - 1
 
 
@@ -199,6 +198,8 @@ class PyDataloader(Generic[B_co]):
         in_order = checked_flag("in_order", in_order)
         across_epochs = checked_flag("across_epochs", across_epochs)
         seconds = checked_seconds("timeout", timeout)
+        if type(timeout) is not int:
+            timeout = seconds  # which was checked: an object might come to something else the next time
         if generator is not None:
             generator = checked_generator(generator)
         if prefetch_factor is not None:
@@ -362,12 +363,17 @@ class PyDataloader(Generic[B_co]):
         # Without rng_seed, which never is its default: a loader rebuilt from the attributes of another looks the same.
         given = [f"{name}={shown(getattr(self, name))}" for name, default in DEFAULTS.items()
                  if name != "rng_seed" and getattr(self, name) is not default]
-        return f"{type(self).__name__}({', '.join([dataset_name(self.dataset), *given])})"
+        return f"{type_name(self)}({', '.join([dataset_name(self.dataset), *given])})"
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in ARGUMENTS and "_recipe" in vars(self):
             raise AttributeError(f"{name} is an argument of the loader and cannot be set: make a new PyDataloader")
         super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name in ARGUMENTS and "_recipe" in vars(self):
+            raise AttributeError(f"{name} is an argument of the loader and cannot be deleted")
+        super().__delattr__(name)
 
     def __getstate__(self) -> tuple[dict[str, object], dict[str, object]]:
         """The arguments and what else was set, in the dictionary and in the slots of a subclass; no threads."""
@@ -408,7 +414,7 @@ class PyDataloader(Generic[B_co]):
 
     def _may_be_used_up(self) -> bool:
         """Whether the order comes from an iterator, which only one epoch can read."""
-        return isinstance(self.sampler, Iterator) or isinstance(self.batch_sampler, Iterator)
+        return is_iterator(self.sampler) or is_iterator(self.batch_sampler)
 
     def _may_be_read_early(self) -> bool:
         """Whether the order of an epoch can be asked for before the epoch: not where it has to be told the epoch."""
@@ -438,13 +444,10 @@ class PyDataloader(Generic[B_co]):
                 indices = ShuffledOrder(length, draw_key(self.generator), 0)
         else:
             length = _known_length(self.sampler)
-            if length is not None:
-                indices = read_all(self.sampler)
-            else:
-                stream = IndexStream(self.sampler, self._recipe.batch_size, self.drop_last)
-                indices = stream.head
-                if stream.ended:
-                    stream = None
+            stream = IndexStream(self.sampler, self._recipe.batch_size, self.drop_last, length or 0)
+            indices = stream.head
+            if stream.ended:
+                stream = None
             is_empty = stream is None and not indices
             epoch = take_epoch()
             if self._reads.take() > 0 and is_empty and (length or self._may_be_used_up()):

@@ -28,13 +28,25 @@ class PoolOfProcess:
         self._pool: WorkerPool | None = None
 
     def started(self, num_threads: int, adaptive: bool, new_crew: Callable[[], Crew | None] = _nobody) -> WorkerPool:
-        """The pool, with its threads running; each pool has a crew of its own."""
+        """The pool, with its threads running; each pool has a crew of its own.
+
+        Raises
+        ------
+        RuntimeError
+            If the system starts no more threads, or on a worker of a pool that has ended.
+        """
         with self._lock:
-            if self._pool is None or not self._pool.usable:
-                pool = WorkerPool(num_threads, stack_size(), adaptive, new_crew())
-                if self._pool is None or not self._pool.usable:
-                    self._pool = pool
-            return self._pool
+            pool = self._pool
+            if pool is None or not pool.usable:
+                if pool is not None:
+                    pool.check_caller()
+                made = WorkerPool(num_threads, stack_size(), adaptive, new_crew())
+                pool = self._pool
+                if pool is None or not pool.usable:
+                    pool = self._pool = made
+        # Without the lock: threads that did start may be in user code that waits for it.
+        pool.check_started()
+        return pool
 
     def close(self) -> None:
         """End the threads, if there are any, and wait for it."""

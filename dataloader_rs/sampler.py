@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TypeAlias
 
-from dataloader_rs.errors import shown
+from dataloader_rs.errors import shown, type_name
+from dataloader_rs.foreign import is_instance_of
 
-# A sampler without a length is read this far when an epoch starts, and on demand beyond.
+# A sampler is read this far when an epoch starts, or as far as its length says, and on demand beyond.
 READ_AHEAD = 65_536
 
 END = object()
@@ -38,7 +39,7 @@ def read_all(sampler: Iterable, name: str = "sampler", place: str = "") -> Indic
 
 
 class IndexStream:
-    """The indices of a sampler whose length is not known, cut into batches as they are needed.
+    """The indices of a sampler, cut into batches; those beyond what is read at the start as they are needed.
 
     Parameters
     ----------
@@ -47,6 +48,8 @@ class IndexStream:
         1 or more.
     drop_last : bool
         Whether a last batch that is smaller is left out.
+    length : int
+        How many indices there are said to be: so many are read at the start, and one more to see the end.
 
     Attributes
     ----------
@@ -63,7 +66,7 @@ class IndexStream:
         What the sampler raises at the start, TypeError or ValueError for an index that is none.
     """
 
-    def __init__(self, sampler: Iterable, batch_size: int, drop_last: bool) -> None:
+    def __init__(self, sampler: Iterable, batch_size: int, drop_last: bool, length: int = 0) -> None:
         self._iterator = iter(sampler)
         self._batch_size = batch_size
         self._drop_last = drop_last
@@ -71,14 +74,16 @@ class IndexStream:
         self._rest: Indices = array("q")
         self.ended = False
         self.error: BaseException | None = None
-        self._read(READ_AHEAD)
+        self._read(max(READ_AHEAD, length + 1))
         if self.error is not None:
             raise self.error
         whole = len(self._rest)
         if not self.ended or drop_last:
             whole -= whole % batch_size
-        self.head = self._rest[:whole]
-        self._rest = self._rest[whole:]
+        # Cut in place: a copy of many indices takes its time, and as much memory again.
+        self.head = self._rest
+        self._rest = self.head[whole:]
+        del self.head[whole:]
 
     def draw(self) -> list[list[int]]:
         """Read one batch's worth of indices more, and return the batches that are whole now, or last."""
@@ -153,12 +158,23 @@ class BatchStream:
     def _read_batch(self, batch: object) -> Indices:
         if not is_iterable(batch):
             raise TypeError(f"batch_sampler must yield iterables of indices, got {shown(batch)} "
-                            f"({type(batch).__name__}) as batch {self._num_drawn}")
+                            f"({type_name(batch)}) as batch {self._num_drawn}")
         return read_all(batch, "batch_sampler", f" of batch {self._num_drawn}")  # type: ignore[arg-type]
 
 
+# By the type: an object may call itself an instance of anything, and the metaclass of a class that cannot be hashed
+# breaks isinstance() with an abstract class.
+
+
 def is_iterable(value: object) -> bool:
-    return isinstance(value, Iterable) or hasattr(type(value), "__getitem__")
+    kind = type(value)
+    # NumPy's numbers have a __getitem__, which refuses everything.
+    return getattr(kind, "__iter__", None) is not None or (
+        hasattr(kind, "__getitem__") and not is_instance_of(value, "numpy", "generic"))
+
+
+def is_iterator(value: object) -> bool:
+    return hasattr(type(value), "__next__") and hasattr(type(value), "__iter__")
 
 
 def warn_of_nothing(name: str, sampler: object, stacklevel: int) -> None:
@@ -205,7 +221,7 @@ def _checked(value: object, position: int, name: str, place: str) -> int:
     try:
         index = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        raise TypeError(f"{name} must yield integers, got {shown(value)} ({type(value).__name__}) "
+        raise TypeError(f"{name} must yield integers, got {shown(value)} ({type_name(value)}) "
                         f"at position {position}{place}") from None
     if index < 0:
         raise _negative(index, position, name, place)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from dataloader_rs.errors import shown
+from dataloader_rs.errors import shown, type_name
 from dataloader_rs.foreign import is_foreign_stream
 
 T_co = TypeVar("T_co", covariant=True)
@@ -36,7 +37,7 @@ class PyIterableDataset(Generic[T_co]):
     """
 
     def __iter__(self) -> Iterator[T_co]:
-        raise NotImplementedError(f"{type(self).__name__} must implement __iter__")
+        raise NotImplementedError(f"{type_name(self)} must implement __iter__")
 
     @staticmethod
     def of(source: object) -> PyIterableDataset:
@@ -63,8 +64,8 @@ class PyIterableDataset(Generic[T_co]):
         """
         if isinstance(source, PyIterableDataset):
             return source
-        if not isinstance(source, Iterable):
-            raise TypeError(f"source must be iterable, got {shown(source)} ({type(source).__name__})")
+        if getattr(type(source), "__iter__", None) is None:
+            raise TypeError(f"source must be iterable, got {shown(source)} ({type_name(source)})")
         return _Adapter(source)
 
 
@@ -99,10 +100,11 @@ def readers_of(dataset: Any, num_workers: int) -> list[Iterator]:
     """
     if num_workers < 2 or not isinstance(dataset, PyIterableDataset) or getattr(type(dataset), "shards", None) is None:
         return [iter(dataset)]
-    shards = list(dataset.shards(num_workers))
+    most = 2 * num_workers + 1000  # so that shards without end are an error, too
+    shards = list(islice(dataset.shards(num_workers), most))
     if len(shards) != num_workers:
-        raise ValueError(f"{type(dataset).__name__}.shards({num_workers}) must return {num_workers} iterables, "
-                         f"got {len(shards)}")
+        raise ValueError(f"{type_name(dataset)}.shards({num_workers}) must return {num_workers} iterables, "
+                         f"got {'at least ' if len(shards) == most else ''}{len(shards)}")
     return [iter(shard) for shard in shards]
 
 
@@ -115,7 +117,7 @@ class LengthCheck:
     """
 
     def __init__(self, dataset: object) -> None:
-        self._name = type(dataset).__name__
+        self._name = type_name(dataset)
         self._has_warned = False
 
     def check(self, expected: int | None, num_read: int) -> None:

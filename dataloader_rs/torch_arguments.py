@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dataloader_rs.arguments import checked_count
-from dataloader_rs.errors import shown
+from dataloader_rs.errors import shown, type_name
 from dataloader_rs.foreign import is_instance_of
 
 DEFAULT_PREFETCH_DEPTH = 2
@@ -24,16 +26,16 @@ def depth_of_prefetch_factor(prefetch_factor: int, num_workers: int) -> int:
 
 
 def checked_multiprocessing_context(context: object) -> object:
-    if isinstance(context, str):
+    if issubclass(type(context), str):
         if context not in START_METHODS:
             raise ValueError(f"multiprocessing_context must be one of {', '.join(START_METHODS)}, got {shown(context)}")
     elif not is_instance_of(context, "multiprocessing.context", "BaseContext"):
         raise TypeError(f"multiprocessing_context must be the name of a start method, a multiprocessing context or "
-                        f"None, got {shown(context)} ({type(context).__name__})")
+                        f"None, got {shown(context)} ({type_name(context)})")
     return context
 
 
-def checked_device(name: str, device: object) -> str:
-    if not isinstance(device, str):
-        raise TypeError(f"{name} must be a str, got {shown(device)} ({type(device).__name__})")
+def checked_device(name: str, device: Any) -> str:
+    if not issubclass(type(device), str):
+        raise TypeError(f"{name} must be a str, got {shown(device)} ({type_name(device)})")
     return device

@@ -547,6 +547,14 @@ static void test_first_pool_prepares_the_process_or_the_next_one_does(void)
     CHECK(process.has_condition);
 }
 
+/* Those that were started end by themselves, and then nothing is left of the pool. */
+static void end_failed_pool(dlrs_pool *pool)
+{
+    CHECK(!dlrs_pool_is_usable(pool));
+    CHECK(dlrs_pool_wait(pool, UINT64_MAX));
+    dlrs_pool_release(pool);
+}
+
 static void test_pool_is_made_whole_or_not_at_all(void)
 {
     for (unsigned workers = 1; workers <= MOST_WORKERS; workers++) {
@@ -565,15 +573,17 @@ static void test_pool_is_made_whole_or_not_at_all(void)
                 allow_all();
                 made = status == DLRS_OK;
                 CHECK_EQUAL(made, refused == 0);
-                CHECK_EQUAL(made, pool != NULL);
+                CHECK_EQUAL(pool != NULL, made || status == DLRS_NO_THREAD);
                 if (made) {
                     end_pool(pool);
                     continue;
                 }
                 CHECK(status == DLRS_NO_MEMORY || status == DLRS_NO_THREAD);
                 CHECK_EQUAL(os_error, status == DLRS_NO_THREAD ? refused : 0);
-                without_thread += status == DLRS_NO_THREAD;
-                /* Those that were started have ended, before the call returned. */
+                if (status == DLRS_NO_THREAD) {
+                    without_thread++;
+                    end_failed_pool(pool);
+                }
                 CHECK_EQUAL(atomic_load(&entered), atomic_load(&left));
                 CHECK(process.live == 0 && process.members == NULL);
                 check_nothing_is_left();
@@ -591,7 +601,8 @@ static void test_impossible_stack_is_told(void)
         dlrs_pool *pool = NULL;
         int os_error = 0;
         CHECK_EQUAL(dlrs_pool_new(&options, &pool, &os_error), DLRS_NO_THREAD);
-        CHECK(pool == NULL && os_error != 0);
+        CHECK(os_error != 0);
+        end_failed_pool(pool);
         check_nothing_is_left();
         options.stack_size = 0;
     }
@@ -607,6 +618,7 @@ static void test_failed_pool_leaves_others_alone(void)
     CHECK_EQUAL(dlrs_pool_new(&options, &pool, &os_error), DLRS_NO_THREAD);
     allow_all();
     CHECK_EQUAL(os_error, EAGAIN);
+    end_failed_pool(pool);
     CHECK(dlrs_pool_is_usable(before));
     CHECK_EQUAL(process.live, 2);
     CHECK(process.members == &before->member && before->member.next == NULL);
