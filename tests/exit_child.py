@@ -83,6 +83,10 @@ class Idle(Ids):
                 raise TimeoutError("the workers do not come to rest")
             time.sleep(0.001)
 
+    def announce(self, consuming: bool) -> None:
+        self.wait_until_reached(consuming)
+        say("ready")
+
     def between_batches(self) -> None:
         """What the consumer does with a batch."""
         self.hold()
@@ -157,21 +161,27 @@ class InC(InPython):
 
 
 class InCWithGIL(InPython):
-    """One worker is in a call of C that holds the GIL for the number of seconds that is the third argument.
+    """The worker is in a call of C that holds the GIL, and is again in the next item.
 
     Once it is, no other thread runs Python (on free-threaded builds it keeps the world from being stopped). So the
-    worker itself says "ready", out of C.
+    worker itself says "ready", out of C. What is held ends after so many seconds as the third argument says.
     """
 
     num_workers = 1
 
-    def wait_until_reached(self, consuming: bool) -> None:
-        pass
+    def __init__(self) -> None:
+        super().__init__()
+        self.with_gil = ctypes.PyDLL(None)
+        self.duration = int(1e6 * float(sys.argv[3]))
+
+    def announce(self, consuming: bool) -> None:
+        self.wait_until_reached(consuming)
 
     def wait(self) -> None:
-        with_gil = ctypes.PyDLL(None)
-        with_gil.write(1, b"ready\n", 6)
-        with_gil.usleep(int(1e6 * float(sys.argv[3])))
+        if not self.is_released:
+            self.is_released = True
+            self.with_gil.write(1, b"ready\n", 6)
+        self.with_gil.usleep(self.duration)
 
 
 class InCollate(InPython):
@@ -230,13 +240,16 @@ def consume() -> None:
 
 def consume_and_announce() -> None:
     """Be the consumer in the main thread, while another says when the situation is reached."""
-    threading.Thread(target=ready, args=(True,), daemon=True).start()
+    threading.Thread(target=dataset.announce, args=(True,), daemon=True).start()
     consume()
 
 
-def ready(consuming: bool) -> None:
-    dataset.wait_until_reached(consuming)
-    say("ready")
+def consume_beside_another() -> None:
+    """The same with a second loader, whose one worker waits. It ends when the exit has begun to stop workers."""
+    global beside
+    beside = PyDataloader(Ids(1), num_workers=1)
+    assert list(beside) == [[0]]
+    consume_and_announce()
 
 
 def refuses(inherited) -> bool:
@@ -278,7 +291,7 @@ def fork_then_iterate() -> None:
 
 def iterate_in_thread(daemon: bool) -> None:
     threading.Thread(target=consume, daemon=daemon).start()
-    ready(True)
+    dataset.announce(True)
     if not daemon:
         threading.Thread(target=let_go_once_main_has_ended, daemon=True).start()
 
@@ -297,7 +310,7 @@ def raise_error() -> None:
 def end(function, *arguments):
     """An ending that comes over a situation in which nobody consumes."""
     def begin() -> None:
-        ready(False)
+        dataset.announce(False)
         function(*arguments)
     return begin
 
@@ -308,6 +321,7 @@ ENDINGS = {
     "error": end(raise_error),
     "os._exit": end(os._exit, 4),
     "sigint": consume_and_announce,
+    "sigint-beside": consume_beside_another,
     "sigterm": consume_and_announce,
     "fork-exit": end(fork, lambda: None),
     "fork-iterate": end(fork_then_iterate),

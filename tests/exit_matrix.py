@@ -29,6 +29,7 @@ Endings. A consumer is inside next(), or where that would not wait (idle) betwee
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import re
@@ -36,6 +37,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -71,8 +73,8 @@ TRACEBACKS = {
             "dataloader_rs: raised for index 2 (position 0 of batch 1), in the calling thread\n",
 }
 
-# From when the ending begins, on a machine that has nothing else to do; a busy one is given more, see `Outcome.busy`. The
-# first is less than the second that the exit gives to workers inside Python.
+# From when the ending begins, on a machine that has nothing else to do; a busy one is given more, see `Outcome.busy`.
+# "now" is less than the second that the exit gives to workers inside Python, "both" is a child and that second.
 SECONDS = {"now": 0.9, "grace": 2.5, "child": 2.0, "both": 3.5}
 
 # These tell by it that the batches they went on with were right.
@@ -81,7 +83,7 @@ COMPLETE = ("fork-iterate", "next")
 SIGNALS = {"sigint": signal.SIGINT, "sigterm": signal.SIGTERM}
 
 # Whatever hangs is ended after so long.
-HANGS = 40.0
+HANGS = 50.0  # seconds
 
 CHILD = Path(__file__).with_name("exit_child.py")
 
@@ -144,6 +146,8 @@ def run(situation: str, ending: str, options: Iterable[str] = ("-X", "faulthandl
     child = subprocess.Popen([sys.executable, "-W", "error", *options, str(CHILD), situation, ending, *arguments],
                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
                              env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))})
+    watch = threading.Timer(HANGS, end_hanging, [child])
+    watch.start()
     with child:
         # Where it cannot come so far it ends by itself, with an error. Both pipes hold more than it ever says.
         started = child.stdout.readline()
@@ -154,18 +158,21 @@ def run(situation: str, ending: str, options: Iterable[str] = ("-X", "faulthandl
             during(child)
             if ending in SIGNALS:
                 child.send_signal(SIGNALS[ending])
-        try:
-            child.wait(HANGS)
-        except subprocess.TimeoutExpired:
-            child.send_signal(signal.SIGABRT)  # faulthandler shows where
-            time.sleep(1)
-            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
         seconds = time.monotonic() - began
         # Not communicate(), which knows nothing of what readline() has read ahead.
         stdout, stderr = child.stdout.read(), child.stderr.read()
+    watch.cancel()
     # How much longer it took to start than it kept a processor busy.
     busy = max(1.0, startup / float(started.split()[1])) if started.startswith("started ") else 1.0
     return Outcome(child.returncode, (ready + stdout).splitlines(), stderr, seconds, busy)
+
+
+def end_hanging(child: subprocess.Popen) -> None:
+    child.send_signal(signal.SIGABRT)  # faulthandler shows where
+    time.sleep(1)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)  # and those it forked
 
 
 def faults(cell: Cell, outcome: Outcome) -> list[str]:
@@ -191,7 +198,7 @@ def is_expected_stderr(expected: str, stderr: str) -> bool:
 
 
 class Runs:
-    """Children of several cells, a few at a time. Most of what they take is waiting."""
+    """Children of several cells, a few at a time: most of their time is waiting."""
 
     def __init__(self, at_once: int = 3) -> None:
         self._threads = ThreadPoolExecutor(at_once)
