@@ -1,6 +1,6 @@
 """The child process of ``exit_matrix.py``: ``exit_child.py SITUATION ENDING`` brings the workers of a loader into the
-situation, says "ready" on standard output once they are in it, and then ends in that way. What it says is explained
-there. Knows nothing of what is expected of it."""
+situation, says "ready" and the time on standard output once they are in it, and then ends in that way. What the words
+mean is explained there. Knows nothing of what is expected of it."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Idle(Ids):
 
     def announce(self, consuming: bool) -> None:
         self.wait_until_reached(consuming)
-        say("ready")
+        say("ready", time.monotonic())
 
     def between_batches(self) -> None:
         """What the consumer does with a batch."""
@@ -180,7 +180,8 @@ class InCWithGIL(InPython):
     def wait(self) -> None:
         if not self.is_released:
             self.is_released = True
-            self.with_gil.write(1, b"ready\n", 6)
+            ready = f"ready {time.monotonic()}\n".encode()
+            self.with_gil.write(1, ready, len(ready))
         self.with_gil.usleep(self.duration)
 
 

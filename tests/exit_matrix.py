@@ -43,12 +43,11 @@ from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-# What each cell is expected to come to: exit status, what is on standard error (TRACEBACKS), and how long it may take
+# What each cell is expected to come to: exit status, what is on standard error (TRACEBACKS), and how long it takes
 # (SECONDS). A process that a signal ended has the status that the shell shows as 128 + number, here -number.
 #
-# - The iterator and its workers are never waited for longer than the second of the exit ("grace"), and only where
-#   workers are inside the user's code. os._exit and SIGTERM wait for nobody, and neither does the exit where the held
-#   are not workers (none).
+# - Workers inside the user's code are given a second at the exit, and no longer. os._exit and SIGTERM wait for nobody,
+#   and neither does the exit for held threads that are not workers (none).
 # - sigint, none: it is raised inside ``__getitem__``, so it comes with the note of all errors of a dataset.
 # - fork-iterate and next let the workers go: what they meet at the exit has long ended.
 TABLE = """
@@ -73,9 +72,9 @@ TRACEBACKS = {
             "dataloader_rs: raised for index 2 (position 0 of batch 1), in the calling thread\n",
 }
 
-# From when the ending begins, on a machine that has nothing else to do; a busy one is given more, see `Outcome.busy`.
-# "now" is less than the second that the exit gives to workers inside Python, "both" is a child and that second.
-SECONDS = {"now": 0.9, "grace": 2.5, "child": 2.0, "both": 3.5}
+# At least and at most, from when the ending begins, on a machine that has nothing else to do; a busy one is given more,
+# see `Outcome.busy`. "grace": the exit gives a second to workers inside Python; "child": a forked child ends before.
+SECONDS = {"now": (0.0, 0.9), "grace": (1.0, 2.5), "child": (0.0, 2.0), "both": (1.0, 3.5)}
 
 # These tell by it that the batches they went on with were right.
 COMPLETE = ("fork-iterate", "next")
@@ -152,20 +151,20 @@ def run(situation: str, ending: str, options: Iterable[str] = ("-X", "faulthandl
         # Where it cannot come so far it ends by itself, with an error. Both pipes hold more than it ever says.
         started = child.stdout.readline()
         startup = time.monotonic() - born
-        ready = child.stdout.readline()
-        began = time.monotonic()
-        if ready == "ready\n":
+        ready, _, began = child.stdout.readline().partition(" ")
+        if ready == "ready":
             during(child)
             if ending in SIGNALS:
                 child.send_signal(SIGNALS[ending])
         child.wait()
-        seconds = time.monotonic() - began
+        # The clock is the same in all processes.
+        seconds = time.monotonic() - float(began or born)
         # Not communicate(), which knows nothing of what readline() has read ahead.
         stdout, stderr = child.stdout.read(), child.stderr.read()
     watch.cancel()
     # How much longer it took to start than it kept a processor busy.
     busy = max(1.0, startup / float(started.split()[1])) if started.startswith("started ") else 1.0
-    return Outcome(child.returncode, (ready + stdout).splitlines(), stderr, seconds, busy)
+    return Outcome(child.returncode, [ready, *stdout.splitlines()], stderr, seconds, busy)
 
 
 def end_hanging(child: subprocess.Popen) -> None:
@@ -184,8 +183,9 @@ def faults(cell: Cell, outcome: Outcome) -> list[str]:
         found.append(f"on stderr:\n{outcome.stderr}")
     if outcome.stdout != ["ready"] + ["complete"] * (cell.ending in COMPLETE):
         found.append(f"it said {outcome.stdout}")
-    if outcome.seconds > SECONDS[cell.limit] * outcome.busy:
-        found.append(f"{outcome.seconds:.2f} s, more than {SECONDS[cell.limit]} times {outcome.busy:.1f}")
+    least, most = SECONDS[cell.limit]
+    if not least <= outcome.seconds <= most * outcome.busy:
+        found.append(f"{outcome.seconds:.2f} s, not {least} to {most} times {outcome.busy:.1f}")
     return found
 
 
