@@ -253,6 +253,12 @@ def consume_beside_another() -> None:
     consume_and_announce()
 
 
+def consume_and_exit_on_sigterm() -> None:
+    """The same where SIGTERM is a ``sys.exit(6)``, as servers have it."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(6))
+    consume_beside_another()
+
+
 def refuses(inherited) -> bool:
     """next() on an iterator of the parent: RuntimeError, without waiting."""
     try:
@@ -324,6 +330,7 @@ ENDINGS = {
     "sigint": consume_and_announce,
     "sigint-beside": consume_beside_another,
     "sigterm": consume_and_announce,
+    "sigterm-exit": consume_and_exit_on_sigterm,
     "fork-exit": end(fork, lambda: None),
     "fork-iterate": end(fork_then_iterate),
     "daemon": lambda: iterate_in_thread(True),

@@ -91,18 +91,21 @@ def named_workers(process: int) -> int:
 
 
 @pytest.mark.parametrize("situation", ["python", "c"])
-def test_second_ctrl_c_ends_the_wait_at_exit(situation):
-    """Ctrl-C while the exit gives its second to workers inside Python cuts that short, without a further word."""
+@pytest.mark.parametrize(("ending", "sent", "status", "stderr"), [
+    ("sigint-beside", signal.SIGINT, -signal.SIGINT, "int"), ("sigterm-exit", signal.SIGTERM, 6, "-")])
+def test_second_signal_ends_the_wait_at_exit(situation, ending, sent, status, stderr):
+    """The second that the exit gives to workers inside Python is cut short, without a further word, by Ctrl-C and by a
+    signal whose handler calls sys.exit()."""
 
     def interrupt(child) -> None:
-        child.send_signal(signal.SIGINT)
+        child.send_signal(sent)
         # The exit tells all workers to end, and begins to wait; the one that is in nobody's code ends at once.
         assert eventually(lambda: named_workers(child.pid) == 2)
-        child.send_signal(signal.SIGINT)
+        child.send_signal(sent)
 
-    outcome = run(situation, "sigint-beside", during=interrupt)
-    assert is_expected_stderr("int", outcome.stderr)
-    assert outcome.status == -signal.SIGINT
+    outcome = run(situation, ending, during=interrupt)
+    assert is_expected_stderr(stderr, outcome.stderr), outcome.stderr
+    assert outcome.status == status
     assert outcome.seconds < SECONDS["now"][1] * outcome.busy
 
 
