@@ -25,7 +25,7 @@ INSTALL := $(VENV)/bin/python -m pip install -qq --prefer-binary
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: build test ctest test-integration demo bench bench-count bench-report clean help
+.PHONY: build test ctest exit-matrix test-integration demo bench bench-count bench-report clean help
 
 build: $(EXTENSION)  ## compile the extension in place, if its sources changed
 
@@ -34,6 +34,9 @@ test: $(VENV)/with-test $(EXTENSION)  ## run the whole suite; ARGS="-k shuffle" 
 
 ctest: $(VENV)/with-test $(EXTENSION)  ## run the C tests only
 	$(VENV)/bin/python -m pytest tests/test_c.py $(ARGS)
+
+exit-matrix: $(VENV)/with-test $(EXTENSION)  ## end processes in all ways and situations, REPEAT=20 times each
+	$(VENV)/bin/python -u tests/exit_matrix.py $(if $(REPEAT),--repeat $(REPEAT)) $(ARGS)
 
 test-integration: $(VENV)/with-integration $(EXTENSION)  ## test with torch, Lightning and others; installs 1.6 GB
 	$(VENV)/bin/python -m pytest tests/integration $(ARGS)

@@ -12,11 +12,16 @@ batches use again), ``pinning.py`` (how a batch gets into page-locked memory) an
 others),  ``errors.py`` (how an exception of user code comes out), ``epochs.py`` and ``generators.py`` (what the order
 of an epoch depends on), ``ahead.py`` (the epoch that workers go on with), ``serial.py`` with ``locks.py`` (one thread
 at a time in a dataset), ``torch_arguments.py`` and ``foreign.py`` (what comes from torch as it is), ``stuck.py`` (what
-a batch that does not come waits for), ``sharing.py`` with ``_share.pyx`` (lookup tables that all threads read).
+a batch that does not come waits for), ``sharing.py`` with ``_share.pyx`` (lookup tables that all threads read),
+``interpreters.py`` (which interpreters may import all this).
 """
 
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as _version
+
+from dataloader_rs.interpreters import require_main_interpreter
+
+require_main_interpreter()  # before the extension modules, see there
 
 from dataloader_rs._core import PyDataloaderIter
 from dataloader_rs.collate import default_collate, register_collate

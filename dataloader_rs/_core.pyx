@@ -891,8 +891,8 @@ def _stop_all_workers():
             if ended:
                 return
             PyErr_CheckSignals()
-    except KeyboardInterrupt:
-        return
+    except (KeyboardInterrupt, SystemExit):
+        return  # Ctrl-C, or a handler that calls sys.exit(): whoever sent it wants the end, and that is near
 
 
 def _before_fork():

@@ -123,23 +123,6 @@ def test_interpreter_exit_is_silent_and_prompt(run_script, situation, size):
     assert seconds_to_exit(run_script, script(PREAMBLE, AT_EXIT[situation], END), size) < PROMPT
 
 
-@pytest.mark.parametrize("situation", ["busy", "stuck", "daemons"])
-def test_sys_exit_keeps_its_status(run_script, situation):
-    """sys.exit(3) in mid-epoch is status 3, without a word."""
-    source = script(PREAMBLE, AT_EXIT[situation], END, "sys.exit(3)")
-    assert seconds_to_exit(run_script, source, (2, 1), status=3) < PROMPT
-
-
-@pytest.mark.parametrize("situation", ["busy", "stuck"])
-def test_uncaught_error_prints_its_traceback_only(run_script, situation):
-    """An error in mid-epoch ends the process as it always does: one traceback, status 1."""
-    source = script(PREAMBLE, AT_EXIT[situation], "raise ValueError('mine')")
-    finished = run_script(source, "2", "1", status=1, stderr=None)
-    assert finished.stderr.count("Traceback") == 1
-    assert finished.stderr.endswith("ValueError: mine\n")
-    assert len(finished.stderr.splitlines()) <= 5
-
-
 def test_uncaught_error_of_a_dataset_prints_its_traceback_only(run_script):
     """An error out of next() that nobody catches: one traceback with the dataset's line, and the note."""
     source = script(PREAMBLE, """
@@ -221,22 +204,6 @@ def test_ctrl_c_interrupts_a_wait_for_a_stuck_item(run_script, size):
     finished = run_script(source, *map(str, size))
     assert time.monotonic() - float(finished.stdout.splitlines()[1]) < PROMPT
     assert float(finished.stdout.splitlines()[0]) < 0.5
-
-
-@pytest.mark.parametrize("seconds", ["0.05", "60 if index == 20 else 0"])
-def test_uncaught_ctrl_c_ends_the_process(run_script, seconds):
-    """B11: one traceback, status -SIGINT (130 in a shell), within 3 s, also with a stuck worker."""
-    source = script(PREAMBLE, f"""
-        loader = load(Sleeping(4000, lambda index: {seconds}))
-        interrupt_when(lambda: time.sleep(0.3) or print(time.monotonic(), flush=True))
-        for batch in loader:
-            pass
-        """)
-    finished = run_script(source, "4", "1", status=-signal.SIGINT, stderr=None)
-    assert time.monotonic() - float(finished.stdout) < PROMPT
-    assert finished.stderr.count("Traceback") == 1
-    assert finished.stderr.splitlines()[-1] == "KeyboardInterrupt"
-    assert "Fatal" not in finished.stderr and "ignored" not in finished.stderr
 
 
 def test_ctrl_c_without_workers_is_raised_inside_user_code(run_script):

@@ -211,25 +211,3 @@ def test_process_forked_while_workers_are_born_can_load(run_script):
                 os._exit(len(list(loader)))
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 25
         """, warnings="ignore", timeout=50)
-
-
-def test_subinterpreter_gets_an_import_error(run_script):
-    """It would share static types, and threads, with the main interpreter."""
-    finished = run_script("""
-        import dataloader_rs
-        from toy_datasets import Ids
-        try:
-            import _interpreters as interpreters
-        except ImportError:
-            import _xxsubinterpreters as interpreters
-        interpreter = interpreters.create()
-        source = '''if True:
-            try:
-                import dataloader_rs
-            except ImportError:
-                print("refused", flush=True)
-            '''
-        (getattr(interpreters, "run_string", None) or interpreters.exec)(interpreter, source)
-        print(list(dataloader_rs.PyDataloader(Ids(2), num_workers=2)))
-        """, warnings="ignore")
-    assert finished.stdout.split("\n") == ["refused", "[[0], [1]]", ""]
