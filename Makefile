@@ -20,12 +20,13 @@ SOURCES := setup.py $(wildcard dataloader_rs/*.pyx dataloader_rs/*.pxd dataloade
 # A virtual environment made by another interpreter lacks this file and is made anew.
 MADE := $(VENV)/made-by-$(TAG)$(word 3,$(ABOUT))
 TOOLS := $(VENV)/build-requires.txt
+MINUTES ?= 30
 INSTALL := $(VENV)/bin/python -m pip install -qq --prefer-binary
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: build test ctest exit-matrix test-integration demo bench bench-count bench-report clean help
+.PHONY: build test ctest exit-matrix load soak test-integration demo bench bench-count bench-report clean help
 
 build: $(EXTENSION)  ## compile the extension in place, if its sources changed
 
@@ -37,6 +38,12 @@ ctest: $(VENV)/with-test $(EXTENSION)  ## run the C tests only
 
 exit-matrix: $(VENV)/with-test $(EXTENSION)  ## end processes in all ways and situations, REPEAT=20 times each
 	$(VENV)/bin/python -u tests/exit_matrix.py $(if $(REPEAT),--repeat $(REPEAT)) $(ARGS)
+
+load: $(VENV)/with-test $(EXTENSION)  ## large numbers of workers, loaders, batches and threads: some 5 minutes
+	$(VENV)/bin/python tests/soak.py load
+
+soak: $(VENV)/with-test $(EXTENSION)  ## random loaders, errors and breaks; MINUTES=30, SEED=1 repeats what it drew
+	$(VENV)/bin/python tests/soak.py soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 test-integration: $(VENV)/with-integration $(EXTENSION)  ## test with torch, Lightning and others; installs 1.6 GB
 	$(VENV)/bin/python -m pytest tests/integration $(ARGS)

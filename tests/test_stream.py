@@ -392,6 +392,20 @@ def test_out_of_order_every_sample_comes_once(num_workers):
     assert sorted(itertools.chain.from_iterable(loader)) == list(range(500))
 
 
+def test_out_of_order_shards_make_the_same_batches():
+    """in_order=False changes the order of batches of shards, but not what they hold."""
+    gate = threading.Event()
+
+    def collate(samples):
+        assert samples[0] != 0 or gate.wait(PATIENCE)
+        return samples
+
+    batches = iter(PyDataloader(Sharded(16), 4, num_workers=2, collate_fn=collate, in_order=False))
+    assert next(batches) == [1, 3, 5, 7]
+    gate.set()
+    assert sorted(batches) == [[0, 2, 4, 6], [8, 10, 12, 14], [9, 11, 13, 15]]
+
+
 def test_anything_iterable_can_be_adapted():
     """PyIterableDataset.of keeps what is one already, and refuses what cannot be iterated."""
     dataset = Stream(3)
