@@ -25,7 +25,7 @@ INSTALL := $(VENV)/bin/python -m pip install -qq --prefer-binary
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: build test ctest test-integration demo bench bench-count bench-report clean help
+.PHONY: build test ctest ctest-long test-integration demo bench bench-count bench-report clean help
 
 build: $(EXTENSION)  ## compile the extension in place, if its sources changed
 
@@ -34,6 +34,9 @@ test: $(VENV)/with-test $(EXTENSION)  ## run the whole suite; ARGS="-k shuffle" 
 
 ctest: $(VENV)/with-test $(EXTENSION)  ## run the C tests only
 	$(VENV)/bin/python -m pytest tests/test_c.py $(ARGS)
+
+ctest-long: $(VENV)/with-test $(EXTENSION)  ## run the C tests with many more rounds and interleavings
+	DLRS_C_LONG=1 $(VENV)/bin/python -m pytest tests/test_c.py -o faulthandler_timeout=1800 $(ARGS)
 
 test-integration: $(VENV)/with-integration $(EXTENSION)  ## test with torch, Lightning and others; installs 1.6 GB
 	$(VENV)/bin/python -m pytest tests/integration $(ARGS)
