@@ -26,7 +26,7 @@ INSTALL := $(VENV)/bin/python -m pip install -qq --prefer-binary
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: build test ctest exit-matrix load soak test-integration demo bench bench-count bench-report clean help
+.PHONY: build test ctest exit-matrix load soak ctest-long test-integration demo bench bench-count bench-report clean help
 
 build: $(EXTENSION)  ## compile the extension in place, if its sources changed
 
@@ -44,6 +44,9 @@ load: $(VENV)/with-test $(EXTENSION)  ## large numbers of workers, loaders, batc
 
 soak: $(VENV)/with-test $(EXTENSION)  ## random loaders, errors and breaks; MINUTES=30, SEED=1 repeats what it drew
 	$(VENV)/bin/python tests/soak.py soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+ctest-long: $(VENV)/with-test $(EXTENSION)  ## run the C tests with many more rounds and interleavings
+	DLRS_C_LONG=1 $(VENV)/bin/python -m pytest tests/test_c.py -o faulthandler_timeout=1800 $(ARGS)
 
 test-integration: $(VENV)/with-integration $(EXTENSION)  ## test with torch, Lightning and others; installs 1.6 GB
 	$(VENV)/bin/python -m pytest tests/integration $(ARGS)

@@ -1,7 +1,11 @@
 """Builds and runs the C tests, so that pytest is the one entry. They need a C compiler and no Python.
 
 `tests/c/test_<part>.c` is linked with `dataloader_rs/_<part>.c`, or with the parts that it is about and what they are
-built on. `test_faults.c` contains the sources it tests.
+built on. `test_faults.c` and `test_interleavings.c` contain the sources they test.
+
+Each runs as it is, under AddressSanitizer with UndefinedBehaviorSanitizer, and where there are threads or memory that
+they hand over, under ThreadSanitizer and valgrind's memcheck. (helgrind does not know C11 atomics.) With DLRS_C_LONG=1,
+as `make ctest-long` says it, they do many more rounds.
 """
 
 import functools
@@ -19,25 +23,48 @@ import pytest
 PROGRAMS = Path(__file__).parent / "c"
 PACKAGE = Path(__file__).parents[1] / "dataloader_rs"
 POOL = ["pool", "process", "reorder", "pace", "stopwatch", "gate"]
-PARTS = {"pool": POOL, "epochs": POOL, "faults": []}
-THREADED = {"pool", "epochs", "faults"}
+PARTS = {"pool": POOL, "epochs": POOL, "matrix": POOL, "faults": [], "interleavings": []}
 
 COMMON = ["-std=c11", "-pthread", f"-I{PACKAGE}"]
 VARIANTS = {
     "plain": ["-O2", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow", "-Werror"],
     "address": ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
     "thread": ["-O1", "-g", "-fsanitize=thread"],
+    "memcheck": ["-O1", "-g", "-DCHECK_NO_FORK"],
+}
+ONLY_FOR = {
+    "thread": {"pool", "epochs", "faults", "matrix"},
+    "memcheck": {"pool", "epochs", "faults", "matrix", "reorder"},
+}
+MEMCHECK = ["valgrind", "--quiet", "--fair-sched=yes", "--error-exitcode=9", "--leak-check=full"]
+MEMCHECK += ["--show-leak-kinds=definite", "--errors-for-leak-kinds=definite"]
+
+LONG = os.environ.get("DLRS_C_LONG") == "1"
+
+# Percent of the usual rounds, and of those of a long test, where they are not 100 and LONG_ROUNDS. For the matrix they
+# are a part of all shapes, for the interleavings less than 100 and more than 100 are bounds one less and one more.
+LONG_ROUNDS = 300
+ROUNDS = {
+    ("matrix", "address"): (25, 100),
+    ("matrix", "thread"): (15, 100),
+    ("matrix", "memcheck"): (2, 50),
+    ("interleavings", "plain"): (100, 1000),
+    ("interleavings", "address"): (50, 100),
+    ("pool", "memcheck"): (1, 20),
+    ("epochs", "memcheck"): (1, 20),
+    ("faults", "memcheck"): (1, 20),
+    ("reorder", "memcheck"): (3, 20),
 }
 
 # Below faulthandler_timeout, so that a program that hangs fails its own test and no other.
-TIME_LIMIT = 50.0
+TIME_LIMIT = 1200.0 if LONG else 50.0
 
 
 def programs_and_variants() -> list[tuple[str, str]]:
     """Every test program with each variant that can tell something about it."""
     parts = sorted(path.stem.removeprefix("test_") for path in PROGRAMS.glob("test_*.c"))
     pairs = itertools.product(parts, VARIANTS)
-    return [(part, variant) for part, variant in pairs if part in THREADED or variant != "thread"]
+    return [(part, variant) for part, variant in pairs if part in ONLY_FOR.get(variant, parts)]
 
 
 @functools.cache
@@ -55,6 +82,11 @@ def build(program: Path, sources: list[Path], flags: list[str]) -> subprocess.Co
     return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
+def rounds(part: str, variant: str) -> str:
+    """The argument of a program: how many percent of the usual rounds it does."""
+    return str(ROUNDS.get((part, variant), (100, LONG_ROUNDS))[LONG])
+
+
 def run(command: list[str]) -> subprocess.CompletedProcess[str]:
     """Run a program to its end, or fail with what it had printed by TIME_LIMIT."""
     try:
@@ -63,12 +95,12 @@ def run(command: list[str]) -> subprocess.CompletedProcess[str]:
         )
     except subprocess.TimeoutExpired as expired:
         printed = (expired.output or b"").decode(errors="replace")
-        pytest.fail(f"{command[-1]} did not end in {TIME_LIMIT} s\n{printed}")
+        pytest.fail(f"{' '.join(command)} did not end in {TIME_LIMIT} s\n{printed}")
 
 
 @pytest.fixture(scope="session")
 def launcher(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[str]]:
-    """What to put before a program of a variant; skips where the sanitizer is not to be had.
+    """What to put before a program of a variant; skips where the sanitizer or valgrind is not to be had.
 
     ThreadSanitizer of older compilers cannot place its shadow memory where the kernel randomises addresses
     widely, so there programs run under `setarch -R`.
@@ -81,19 +113,21 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[s
         source.write_text("int main(void) { return 0; }\n")
         built = build(folder / "empty", [source], VARIANTS[variant])
         if built.returncode:
-            return [], f"{compiler()[0]} cannot link with the {variant} sanitizer: {built.stdout}"
-        prefixes: list[list[str]] = [[]]
+            return [], f"{compiler()[0]} cannot build for {variant}: {built.stdout}"
+        prefixes: list[list[str]] = [MEMCHECK if variant == "memcheck" else []]
         if shutil.which("setarch"):
             prefixes.append(["setarch", platform.machine(), "-R"])
         for prefix in prefixes:
             ran = run([*prefix, str(folder / "empty")])
             if ran.returncode == 0:
                 return prefix, ""
-        return [], f"an empty program fails here under the {variant} sanitizer: {ran.stdout}"
+        return [], f"an empty program fails here under {variant}: {ran.stdout}"
 
     def prefix_of(variant: str) -> list[str]:
         if variant == "plain":
             return []
+        if variant == "memcheck" and not shutil.which(MEMCHECK[0]):
+            pytest.skip("valgrind is not installed")
         prefix, missing = probe(variant)
         if missing:
             pytest.skip(missing)
@@ -104,13 +138,13 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[s
 
 @pytest.mark.parametrize(("part", "variant"), programs_and_variants())
 def test_c_program_builds_and_passes(part: str, variant: str, launcher, tmp_path: Path):
-    """The program compiles without a warning and exits with 0; the sanitizers find nothing."""
+    """The program compiles without a warning and exits with 0; the sanitizers and valgrind find nothing."""
     program = tmp_path / f"test_{part}"
     sources = [PROGRAMS / f"test_{part}.c", *(PACKAGE / f"_{name}.c" for name in PARTS.get(part, [part]))]
     prefix = launcher(variant)
     built = build(program, sources, VARIANTS[variant])
     if built.returncode:
         pytest.fail(f"does not compile:\n{built.stdout}", pytrace=False)
-    ran = run([*prefix, str(program)])
+    ran = run([*prefix, str(program), rounds(part, variant)])
     if ran.returncode:
         pytest.fail(f"exit code {ran.returncode}:\n{ran.stdout}", pytrace=False)

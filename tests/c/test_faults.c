@@ -244,7 +244,7 @@ static void check_nothing_is_left(void)
     CHECK_EQUAL(atomic_load(&objects), process.has_condition ? 1 : 0);
 }
 
-/* ---- hooks: item i is things[i], batch n is things[BATCH + n] ---- */
+/* ---- hooks: item p of batch n is things[2 * n + p], batch n is things[BATCH + n] ---- */
 
 enum { MOST_WORKERS = 4, BATCH = 64, THINGS = 128, STACK_SIZE = 1 << 18 };
 
@@ -279,19 +279,27 @@ static void leave(void *context, dlrs_worker *worker)
     atomic_fetch_add(&left, 1);
 }
 
-static void *outcome_of(const dlrs_run *run)
+/* Batches of an epoch that was made with LATER have other numbers, so that it may be there beside another one. */
+static char later_epoch;
+#define LATER ((void *)&later_epoch)
+enum { LATER_BATCH = 16, NUM_LANES = 2, LANE_LENGTH = 5 };
+
+static void *outcome_of(dlrs_worker *worker, const dlrs_run *run)
 {
+    uint64_t batch = run->batch + (run->user == LATER ? LATER_BATCH : 0);
     if (gate_is_shut) {
         tally_add(&at_gate);
         tally_await(&gate, 1);
     }
     if (run->singly) {
-        if (!dlrs_worker_finish_item(run, make(run->batch * run->epoch->batch_size + run->position), false))
+        if (!dlrs_worker_finish_item(run, make(batch * 2 + run->position), false))
             return NULL;
         for (uint64_t p = 0; p < run->slot->started; p++)
             come_back(run->slot->results[p]);
     }
-    return make(BATCH + run->batch);
+    if (run->epoch->num_lanes > 0)
+        dlrs_worker_leave_lane(worker, run, run->batch / NUM_LANES == LANE_LENGTH, false);
+    return make(BATCH + batch);
 }
 
 static void work(void *context, dlrs_worker *worker, const dlrs_run *first)
@@ -302,7 +310,7 @@ static void work(void *context, dlrs_worker *worker, const dlrs_run *first)
     do {
         void *unwanted;
         dlrs_epoch *orphan;
-        more = dlrs_worker_next(worker, &run, outcome_of(&run), &unwanted, &orphan);
+        more = dlrs_worker_next(worker, &run, outcome_of(worker, &run), &unwanted, &orphan);
         if (unwanted != NULL)
             come_back(unwanted);
         if (orphan != NULL) {
@@ -686,7 +694,7 @@ static unsigned epoch_with_refusals(unsigned workers, unsigned items, long calls
 
 static void test_whole_epochs_survive_every_refusal(void)
 {
-    for (unsigned workers = 1; workers <= 3; workers++) {
+    for (unsigned workers = 1; workers <= check_rounds(3); workers++) {
         for (unsigned items = 1; items <= 2; items++) {
             for (unsigned all = 0; all < 2; all++) {
                 unsigned most_lost = 0;
@@ -710,6 +718,99 @@ static void test_epochs_end_early_after_every_refusal(void)
         for (unsigned items = 1; items <= 2; items++) {
             for (long calls = 0; calls < 25; calls++)
                 epoch_with_refusals(workers, items, calls, calls % 2 == 0, (uint64_t)calls % 5);
+        }
+    }
+}
+
+typedef enum kind { UNORDERED, OWN_SIZES, LANES, ONE_AFTER_ANOTHER, NUM_KINDS } kind;
+
+/* Take what is offered of an epoch; with lanes, until they end. How many were lost. */
+static unsigned take_all(dlrs_epoch *epoch, uint64_t num_batches, uint64_t first)
+{
+    unsigned lost = 0;
+    bool is_taken[LATER_BATCH] = {false};
+    for (uint64_t n = 0; n < num_batches; n++) {
+        void *outcome = NULL;
+        uint64_t batch;
+        dlrs_status status = dlrs_epoch_wait(epoch, CHECK_PLENTY_NS);
+        if (status == DLRS_END && epoch->num_lanes > 0)
+            return lost;
+        CHECK_EQUAL(status, DLRS_OK);
+        status = dlrs_epoch_take(epoch, &outcome, &batch);
+        CHECK(status == DLRS_OK || status == DLRS_LOST);
+        CHECK(batch < LATER_BATCH && !is_taken[batch] && (epoch->unordered || batch == n));
+        is_taken[batch] = true;
+        lost += status == DLRS_LOST;
+        if (status == DLRS_OK) {
+            CHECK(outcome == &things[BATCH + first + batch]);
+            come_back(outcome);
+        }
+    }
+    return lost;
+}
+
+/* How many batches of one could be offered. */
+static uint64_t offer_all(dlrs_epoch *epoch)
+{
+    enum { BATCHES = 10 };
+    if (epoch->batch_size != 0) {
+        dlrs_epoch_offer(epoch, epoch->num_lanes > 0 ? UINT64_MAX : BATCHES * epoch->batch_size, true);
+        return epoch->num_lanes > 0 ? UINT64_MAX : BATCHES;
+    }
+    uint64_t n = 0;
+    while (n < BATCHES && dlrs_epoch_offer_batch(epoch, n % 3) == DLRS_OK)
+        n++;
+    CHECK(n == BATCHES || atomic_load(&last_refusal) == ENOMEM);
+    dlrs_epoch_offer(epoch, 0, true);
+    return n;
+}
+
+static void epoch_of_kind_with_refusals(kind k, unsigned workers, unsigned items, long calls, bool all)
+{
+    dlrs_pool *pool = new_pool(workers);
+    dlrs_epoch_options options = epoch_options(k == OWN_SIZES ? 0 : k == LANES ? 1 : 2, 9, 9, k == LANES ? 1 : items);
+    options.num_lanes = k == LANES ? NUM_LANES : 0;
+    options.unordered = k == UNORDERED;
+    dlrs_epoch *epoch = NULL, *later = NULL;
+    unsigned lost = 0;
+    refuse_after(calls, all);
+    dlrs_status status = dlrs_epoch_new(pool, &options, NULL, &epoch);
+    if (status == DLRS_OK && k == ONE_AFTER_ANOTHER) {
+        options.after = epoch;
+        status = dlrs_epoch_new(pool, &options, LATER, &later);
+    }
+    CHECK(status == DLRS_OK || status == DLRS_NO_MEMORY);
+    CHECK(status == DLRS_OK || atomic_load(&last_refusal) != 0);
+    uint64_t freed_before = tally_count(&freed), to_be_freed = 0;
+    uint64_t num_later = later == NULL ? 0 : offer_all(later);
+    if (epoch != NULL) {
+        lost += take_all(epoch, offer_all(epoch), 0);
+        to_be_freed += !end(epoch);
+    }
+    if (later != NULL) {
+        lost += take_all(later, num_later, LATER_BATCH);
+        to_be_freed += !end(later);
+    }
+    tally_await(&freed, freed_before + to_be_freed);
+    end_pool(pool);
+    allow_all();
+    CHECK(lost == 0 || (items > 1 && atomic_load(&last_refusal) != 0));
+    CHECK(all || lost <= 1);
+}
+
+static void test_epochs_of_every_kind_survive_every_refusal(void)
+{
+    for (kind k = 0; k < NUM_KINDS; k++) {
+        for (unsigned workers = 1; workers <= check_rounds(3); workers++) {
+            for (unsigned items = 1; items <= 2; items++) {
+                for (unsigned all = 0; all < 2; all++) {
+                    bool refused = true;
+                    for (long calls = 0; refused; calls++) {
+                        epoch_of_kind_with_refusals(k, workers, items, calls, all);
+                        refused = atomic_load(&last_refusal) != 0;
+                    }
+                }
+            }
         }
     }
 }
@@ -934,6 +1035,7 @@ int main(int argc, char **argv)
     RUN(test_epoch_is_made_whole_or_not_at_all);
     RUN(test_whole_epochs_survive_every_refusal);
     RUN(test_epochs_end_early_after_every_refusal);
+    RUN(test_epochs_of_every_kind_survive_every_refusal);
     RUN(test_last_one_out_frees_everything);
     RUN(test_offer_wakes_a_parked_worker);
     RUN(test_take_wakes_a_parked_worker);
