@@ -913,6 +913,7 @@ cdef class PyDataloaderIter:
     cdef uint64_t taken         # batches delivered, or failed
     cdef uint64_t batch         # number of the one that was taken last
     cdef uint64_t drawn_for     # the number of batches that were taken or are being waited for when it was drawn last
+    cdef bint unordered         # batches come in the order in which workers are done with them
     cdef object on_end          # of a stream: on_end(number of samples that it gave)
     cdef object torn            # of a stream whose batches come in any order: the _Failure that comes after all others
     cdef uint64_t torn_batch
@@ -989,7 +990,7 @@ cdef class PyDataloaderIter:
         while outcome is NOTHING:
             outcome = self.take() if self.epoch.epoch_ptr != NULL else self.make()
             if (type(outcome) is _Failure and (<_Failure>outcome).samples_lost >= 0 and self.epoch.epoch_ptr != NULL
-                    and not self.epoch.recipe.in_order and self.torn is None):
+                    and self.unordered and self.torn is None):
                 # The end of the stream, of which batches that were read before are not ready yet.
                 self.torn = outcome
                 self.torn_batch = self.batch
@@ -1396,13 +1397,15 @@ cdef int start(PyDataloaderIter iterator, uint64_t num_lanes, dlrs_epoch *after)
     cdef WorkerPool pool = iterator.pool
     cdef dlrs_epoch_options options
     cdef dlrs_status status
+    # Shards come in turns: which of them was faster is never seen.
+    iterator.unordered = not recipe.in_order and num_lanes < 2
     if pool.pool_ptr != NULL:
         options.batch_size = recipe.batch_size
         options.capacity = recipe.capacity
         options.batches_in_parallel = recipe.num_workers if recipe.num_workers > 0 else 1
         options.items_in_parallel = recipe.items_in_parallel
         options.num_lanes = num_lanes
-        options.unordered = not recipe.in_order
+        options.unordered = iterator.unordered
         options.after = after
         status = dlrs_epoch_new(pool.pool_ptr, &options, <void *>iterator.epoch, &iterator.epoch.epoch_ptr)
         if status == DLRS_NO_MEMORY:

@@ -363,10 +363,27 @@ def test_shards_are_read_in_parallel():
     assert list(PyDataloader(Meets(), num_workers=2)) == [[n] for k in range(5) for n in (k, 10 + k)]
 
 
-def test_error_in_a_shard_ends_the_epoch_in_its_place():
+def test_order_of_shards_is_kept_out_of_order():
+    """in_order=False changes no turns: a batch that is slow holds up those of the other shard."""
+    made = threading.Semaphore(0)
+
+    def collate(batch):
+        if batch == [0]:
+            # The other worker is at its second batch: it has handed over its first.
+            assert made.acquire(timeout=PATIENCE) and made.acquire(timeout=PATIENCE)
+        else:
+            made.release()
+        return batch
+
+    loader = PyDataloader(Sharded(8), num_workers=2, collate_fn=collate, in_order=False)
+    assert list(loader) == [[n] for n in range(8)]
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_error_in_a_shard_ends_the_epoch_in_its_place(in_order):
     """Batches before it come, none after it does."""
     error = OSError("torn")
-    iterator = iter(PyDataloader(TornShards(error), num_workers=2))
+    iterator = iter(PyDataloader(TornShards(error), num_workers=2, in_order=in_order))
     assert [next(iterator) for _ in range(4)] == [[0], [100], [1], [101]]
     with pytest.raises(OSError) as caught:
         next(iterator)
