@@ -11,9 +11,6 @@ ifeq ($(TAG),)
     $(error PYTHON=$(PYTHON) does not run)
 endif
 
-# How many processes share the suite; 0: the tests run in pytest's own.
-JOBS ?= auto
-
 VENV ?= $(if $(filter python3,$(PYTHON)),.venv,.venv-$(TAG))
 EXTENSION := dataloader_rs/_core$(word 2,$(ABOUT))
 SOURCES := setup.py $(wildcard dataloader_rs/*.pyx dataloader_rs/*.pxd dataloader_rs/*.c dataloader_rs/*.h)
@@ -25,12 +22,15 @@ INSTALL := $(VENV)/bin/python -m pip install -qq --prefer-binary
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: build test ctest test-integration demo bench bench-count bench-report clean help
+.PHONY: build test fuzz ctest test-integration demo bench bench-count bench-report clean help
 
 build: $(EXTENSION)  ## compile the extension in place, if its sources changed
 
 test: $(VENV)/with-test $(EXTENSION)  ## run the whole suite; ARGS="-k shuffle" goes to pytest
-	$(VENV)/bin/python -m pytest -n $(JOBS) $(ARGS)
+	$(VENV)/bin/python -m pytest $(ARGS)
+
+fuzz: $(VENV)/with-test $(EXTENSION)  ## run random programs for MINUTES=10; SEED=... repeats a failure
+	$(VENV)/bin/python tests/fuzz.py $(or $(MINUTES),10) $(SEED)
 
 ctest: $(VENV)/with-test $(EXTENSION)  ## run the C tests only
 	$(VENV)/bin/python -m pytest tests/test_c.py $(ARGS)
@@ -51,7 +51,7 @@ bench-report: $(VENV)/with-bench  ## render BENCH.md from the results that are k
 	$(VENV)/bin/python benchmarks/report.py
 
 clean:  ## remove all that was built; the virtual environments stay
-	rm -rf build dist *.egg-info .pytest_cache dataloader_rs/*.so
+	rm -rf build dist *.egg-info .hypothesis .pytest_cache dataloader_rs/*.so
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
 
 help:  ## list these targets

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import os
 import signal
@@ -11,14 +10,14 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).parent
-sys.path.insert(0, str(TESTS))
+sys.path.insert(0, str(Path(__file__).parent))
+
+# Which programs test_model.py runs: others each time.
+MODEL_SEED = int(os.environ.get("MODEL_SEED") or int.from_bytes(os.urandom(4)))
 
 FREE_THREADED = not getattr(sys, "_is_gil_enabled", lambda: True)()
 
@@ -57,36 +56,8 @@ def eventually(condition, patience: float = 10.0) -> bool:
     return True
 
 
-class _Turnstile:
-    """Lets tests run side by side, in several processes, but for those that measure time, which run alone.
-
-    Who wants to be alone keeps the others out at the gate while it waits for those that are inside. Both are locks on
-    folders of the checkout, so two runs in one checkout keep out of each other's measurements, too.
-    """
-
-    def __init__(self) -> None:
-        self.gate, self.room = (os.open(folder, os.O_RDONLY) for folder in [TESTS, TESTS / "c"])
-
-    @contextmanager
-    def inside(self, alone: bool) -> Iterator[None]:
-        fcntl.flock(self.gate, fcntl.LOCK_EX)
-        fcntl.flock(self.room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        fcntl.flock(self.gate, fcntl.LOCK_UN)
-        try:
-            yield
-        finally:
-            fcntl.flock(self.room, fcntl.LOCK_UN)
-
-
-# pytest-xdist says so in the environment of each of its processes.
-_turnstile = _Turnstile() if "PYTEST_XDIST_WORKER" in os.environ else None
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item):
-    """Wait for one's turn. Outside of all else, so that the wait is no part of the time that a test may take."""
-    with _turnstile.inside(item.get_closest_marker("timing") is not None) if _turnstile else nullcontext():
-        return (yield)
+def pytest_report_header() -> str:
+    return f"MODEL_SEED={MODEL_SEED}"
 
 
 def pytest_collection_finish() -> None:
@@ -122,7 +93,7 @@ def run_script(tmp_path):
             warnings: str = "error"):
         script = tmp_path / "script.py"
         script.write_text(textwrap.dedent(source))
-        paths = [str(TESTS), os.environ.get("PYTHONPATH", "")]
+        paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
         finished = subprocess.run(
             [sys.executable, "-W", warnings, str(script), *arguments], capture_output=True, text=True, timeout=timeout,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONFAULTHANDLER": "1"})
