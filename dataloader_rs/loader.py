@@ -101,7 +101,8 @@ class PyDataloader(Generic[B_co]):
         which is both a TimeoutError and a RuntimeError and tells which worker is stuck at what; the next one goes on
         waiting for the same batch. Needs workers.
     in_order : bool
-        False: batches come in the order in which workers are done with them.
+        False: batches come in the order in which workers are done with them; those of the shards of a stream in turns
+        all the same.
     generator : numpy.random.Generator, random.Random or torch.Generator, optional
         Where the orders of ``shuffle=True`` come from, instead of `seed`: every ``iter(loader)`` draws one 64-bit
         number from it, so that its state after an epoch does not depend on the workers. Unused without `shuffle`.

@@ -838,7 +838,7 @@ def step(function):
             result = function(self, **arguments)
             self.check_all()
             return result
-        except Exception as error:
+        except BaseException as error:
             self.has_failed = True
             error.add_note("In this program:\n    " + "\n    ".join(self.steps))
             raise
