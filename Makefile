@@ -26,7 +26,7 @@ INSTALL := $(VENV)/bin/python -m pip install -qq --prefer-binary
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: build test ctest exit-matrix load soak ctest-long test-integration demo bench bench-count bench-report clean help
+.PHONY: build test ctest exit-matrix load soak ctest-long fuzz test-integration demo bench bench-count bench-report clean help
 
 build: $(EXTENSION)  ## compile the extension in place, if its sources changed
 
@@ -44,6 +44,9 @@ load: $(VENV)/with-test $(EXTENSION)  ## large numbers of workers, loaders, batc
 
 soak: $(VENV)/with-test $(EXTENSION)  ## random loaders, errors and breaks; MINUTES=30, SEED=1 repeats what it drew
 	$(VENV)/bin/python tests/soak.py soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+fuzz: $(VENV)/with-test $(EXTENSION)  ## run random programs for MINUTES=10; SEED=... repeats a failure
+	$(VENV)/bin/python tests/fuzz.py $(or $(MINUTES),10) $(SEED)
 
 ctest-long: $(VENV)/with-test $(EXTENSION)  ## run the C tests with many more rounds and interleavings
 	DLRS_C_LONG=1 $(VENV)/bin/python -m pytest tests/test_c.py -o faulthandler_timeout=1800 $(ARGS)
@@ -64,7 +67,7 @@ bench-report: $(VENV)/with-bench  ## render BENCH.md from the results that are k
 	$(VENV)/bin/python benchmarks/report.py
 
 clean:  ## remove all that was built; the virtual environments stay
-	rm -rf build dist *.egg-info .pytest_cache dataloader_rs/*.so
+	rm -rf build dist *.egg-info .hypothesis .pytest_cache dataloader_rs/*.so
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
 
 help:  ## list these targets

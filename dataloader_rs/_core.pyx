@@ -392,7 +392,12 @@ cdef class _Epoch:
         else:
             samples = self.fetch(worker, place, batch, count)
             place.asked = DLRS_ASKED_NOTHING    # its iterator is gone
-        return samples if type(samples) is _Failure else self.collated(place, batch, samples)
+        if type(samples) is _Failure:
+            return samples
+        if worker != NULL and self.recipe.num_workers == 0:
+            # An empty batch, which has no items to fetch in parallel: collate_fn belongs to the calling thread.
+            return samples
+        return self.collated(place, batch, samples)
 
     cdef object read(self, uint64_t lane, bint *ended):
         """Read the samples of one batch of a stream: a list, or a `_Failure`, or None when there are no more.

@@ -20,6 +20,9 @@ import pytest
 TESTS = Path(__file__).parent
 sys.path.insert(0, str(TESTS))
 
+# Which programs test_model.py runs: the same in every run, unless it is told another number.
+MODEL_SEED = int(os.environ.get("MODEL_SEED", "1"))
+
 FREE_THREADED = not getattr(sys, "_is_gil_enabled", lambda: True)()
 
 

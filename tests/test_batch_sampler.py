@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import threading
 import warnings
 
 import numpy as np
@@ -42,9 +43,16 @@ def test_many_batches_of_many_sizes(num_workers, items_in_parallel):
 
 @every_size
 def test_collate_fn_gets_each_batch(num_workers, items_in_parallel):
-    """collate_fn gets the list of samples, an empty one too."""
-    loader = load(Ids(10), num_workers, items_in_parallel, batch_sampler=[[1, 2], [], [3]], collate_fn=tuple)
-    assert list(loader) == [(1, 2), (), (3,)]
+    """collate_fn gets the list of samples once, an empty one too; without workers on the calling thread."""
+    threads = set()
+
+    def collate(samples):
+        threads.add(threading.current_thread())
+        return "collated", samples
+
+    loader = load(Ids(10), num_workers, items_in_parallel, batch_sampler=[[1, 2], [], [3]], collate_fn=collate)
+    assert list(loader) == [("collated", [1, 2]), ("collated", []), ("collated", [3])]
+    assert (threads == {threading.current_thread()}) == (num_workers == 0)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 4])
