@@ -26,7 +26,7 @@ import time
 import traceback
 from pathlib import Path
 
-from conftest import eventually, worker_threads
+from conftest import FREE_THREADED, eventually, worker_threads
 from loads import many_batches, many_loaders, many_threads, many_workers
 from rounds import Fault, Tally, run_rounds
 
@@ -38,7 +38,8 @@ MB = 1 << 20
 
 # What may grow from the middle third to the last: by this share, or by so much if that is more. Of blocks some caches
 # of the interpreter take a few hundred; of resident memory the C library keeps pieces, more or less by chance.
-ALLOWED = {"blocks": (0.01, 1000), "resident": (0.05, 4 * MB)}
+# CPython 3.13t keeps 27 blocks for three threads that were started and joined, as drivers are, also without a loader.
+ALLOWED = {"blocks": (0.01, 4000 if FREE_THREADED and sys.version_info < (3, 14) else 1000), "resident": (0.05, 4 * MB)}
 
 
 def resident() -> int:
