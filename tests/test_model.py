@@ -20,6 +20,7 @@ import faulthandler
 import functools
 import gc
 import hashlib
+import itertools
 import math
 import os
 import pickle
@@ -987,24 +988,25 @@ class Program(RuleBasedStateMachine):
             functions.append(lambda: [gc.collect(1) for _ in range(5)] and [])
         results = on_threads(*functions)
         # Which of them got which epoch nobody knows.
-        left = models
-        for number, outcomes in enumerate(results[:num_threads]):
-            problems = []
-            for model in left:
-                trial = copy.copy(model)
-                trial.pending, trial.failed = list(model.pending), list(model.failed)
-                trial.token = tokens[number]
-                try:
-                    for outcome in outcomes:
-                        trial.judge(outcome)
-                except AssertionError as error:
-                    problems.append(error)
-                    continue
-                left = [other for other in left if other is not model]
-                self.all_iterators.append(trial)
-                break
+        problem = None
+        for order in itertools.permutations(models):
+            try:
+                judged = [self.judged(model, *item) for model, item in zip(order, zip(tokens, results))]
+            except AssertionError as error:
+                problem = error
             else:
-                raise AssertionError(f"no epoch has the outcomes {outcomes}") from problems[0]
+                self.all_iterators += judged
+                return
+        raise AssertionError(f"no epochs have the outcomes {results}") from problem
+
+    @staticmethod
+    def judged(model: Iterator, token: int, outcomes: list) -> Iterator:
+        """What a thread got held against an epoch that may be another thread's."""
+        trial = copy.copy(model)
+        trial.pending, trial.failed, trial.token = list(model.pending), list(model.failed), token
+        for outcome in outcomes:
+            trial.judge(outcome)
+        return trial
 
     @rule(model=iterators)
     @step
