@@ -1214,7 +1214,8 @@ def hangs_are_seen(capfd):
 @pytest.mark.parametrize("number", range(8))
 def test_random_programs_agree_with_the_sequential_loader(number, hangs_are_seen):
     """Whatever is done with loaders, in whatever order: the outcomes are those of the sequential loader."""
-    run_programs(MODEL_SEED + number, 25)
+    # Threads that fight for a core take free-threaded builds twice as long.
+    run_programs(MODEL_SEED + number, 12 if FREE_THREADED else 25)
 
 
 class Forgetful(PyDataloader):
