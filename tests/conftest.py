@@ -16,8 +16,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-# Which programs test_model.py runs: others each time.
+# Which programs test_model.py runs: others each time. Processes that pytest starts for its tests inherit it.
 MODEL_SEED = int(os.environ.get("MODEL_SEED") or int.from_bytes(os.urandom(4)))
+os.environ["MODEL_SEED"] = str(MODEL_SEED)
 
 FREE_THREADED = not getattr(sys, "_is_gil_enabled", lambda: True)()
 
