@@ -1043,7 +1043,9 @@ cdef class PyDataloaderIter:
             dlrs_store(&self.complete, 1)
             if self.epoch.recipe.num_workers > 0:
                 dlrs_epoch_offer(self.epoch.epoch_ptr, 0, True)
-            self.end_stream(self.stream.error if error is None else error)
+            if error is None and self.stream.error is not None:
+                error, self.stream.error = self.stream.error, None
+            self.end_stream(error)
         return 0
 
     cdef int end_stream(self, error) except -1:
@@ -1134,6 +1136,7 @@ cdef class PyDataloaderIter:
         if failure.samples_lost >= 0:
             self.finish()   # a stream that failed cannot be read on
             self.num_batches = self.taken
+            self.torn = None    # see NOTE [ errors and frames ]
         try:
             error = not_the_end(error)
             if self.epoch.readers is not None:
