@@ -16,6 +16,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+# How much longer than usual things may take: more than 1 under a sanitizer (sanitize.py).
+SLOWDOWN = float(os.environ.get("DLRS_SLOWDOWN", "1"))
+
 FREE_THREADED = not getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
@@ -44,8 +47,8 @@ def is_parked(thread: int) -> bool:
 
 
 def eventually(condition, patience: float = 10.0) -> bool:
-    """Wait until `condition()` holds; False if it does not within `patience` seconds."""
-    deadline = time.monotonic() + patience
+    """Wait until `condition()` holds; False if it does not within `patience` seconds, or SLOWDOWN times that."""
+    deadline = time.monotonic() + patience * SLOWDOWN
     while not condition():
         if time.monotonic() > deadline:
             return False
@@ -88,7 +91,8 @@ def run_script(tmp_path):
         script.write_text(textwrap.dedent(source))
         paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
         finished = subprocess.run(
-            [sys.executable, "-W", warnings, str(script), *arguments], capture_output=True, text=True, timeout=timeout,
+            [sys.executable, "-W", warnings, str(script), *arguments], capture_output=True, text=True,
+            timeout=timeout * SLOWDOWN,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONFAULTHANDLER": "1"})
         if stderr is not None:
             assert finished.stderr == stderr

@@ -392,8 +392,8 @@ PATHS: dict[str, Callable[[int], None]] = {
     function.__name__: function for function in (
         construct, refuse, early_break, unused_iterator, in_a_cycle, kept_error, sampler_error, wrong_index,
         stream_error, batch_sampler, workers_start_and_end, worker_that_cannot_start, random_numbers, recycled_arrays,
-        arrays_that_cannot_be_stacked, pinned, shared, epoch_is_set, across_epochs, closed, generators, serial, of_torch,
-        from_another_thread)
+        arrays_that_cannot_be_stacked, pinned, shared, epoch_is_set, across_epochs, closed, generators, serial,
+        of_torch, from_another_thread)
 }
 PATHS |= {
     "timeout": lambda num_workers: timeout(num_workers) if num_workers else None,
