@@ -14,6 +14,10 @@ endif
 # How many processes share the suite; 0: the tests run in pytest's own.
 JOBS ?= auto
 
+# What `make tsan` runs: the tool beside the checkout builds one, if it is there.
+TSAN_TOOL := $(wildcard ../shared/tools/free-threaded-python)
+TSAN_PYTHON ?= $(if $(TSAN_TOOL),$(shell $(TSAN_TOOL) --tsan))
+
 VENV ?= $(if $(filter python3,$(PYTHON)),.venv,.venv-$(TAG))
 EXTENSION := dataloader_rs/_core$(word 2,$(ABOUT))
 SOURCES := setup.py $(wildcard dataloader_rs/*.pyx dataloader_rs/*.pxd dataloader_rs/*.c dataloader_rs/*.h)
@@ -26,7 +30,7 @@ INSTALL := $(VENV)/bin/python -m pip install -qq --prefer-binary
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: build test ctest exit-matrix load soak ctest-long fuzz test-integration demo bench bench-count bench-report clean help
+.PHONY: build test ctest exit-matrix load soak ctest-long fuzz tsan asan leaks-debug test-integration demo bench bench-count bench-report clean help
 
 build: $(EXTENSION)  ## compile the extension in place, if its sources changed
 
@@ -50,6 +54,21 @@ fuzz: $(VENV)/with-test $(EXTENSION)  ## run random programs for MINUTES=10; SEE
 
 ctest-long: $(VENV)/with-test $(EXTENSION)  ## run the C tests with many more rounds and interleavings
 	DLRS_C_LONG=1 $(VENV)/bin/python -m pytest tests/test_c.py -o faulthandler_timeout=1800 $(ARGS)
+
+# The interpreter with ThreadSanitizer has a virtual environment of its own, and must not report on pip.
+tsan:  ## ThreadSanitizer: the tests in which threads meet; TSAN_PYTHON is a free-threaded CPython that is built with it
+	@test -n "$(TSAN_PYTHON)" || { echo "TSAN_PYTHON=... is needed: see CONTRIBUTING.md" >&2; exit 2; }
+	TSAN_OPTIONS=report_bugs=0 $(MAKE) sanitize-thread PYTHON="$(TSAN_PYTHON)" VENV=.venv-tsan
+
+asan: sanitize-address  ## AddressSanitizer and UndefinedBehaviorSanitizer: the suite but for times; ARGS goes to pytest
+
+sanitize-%: $(VENV)/with-test-tools
+	$(VENV)/bin/python tests/sanitize.py $* $(ARGS)
+
+leaks-debug: $(VENV)/with-test-tools  ## count all references: PYTHON is a debug build, as Debian's python3.11-dbg
+	$(VENV)/bin/python -c 'import sys; sys.gettotalrefcount()'
+	$(VENV)/bin/python setup.py -q build_ext --inplace
+	$(VENV)/bin/python -m pytest tests/test_leaks.py $(ARGS)
 
 test-integration: $(VENV)/with-integration $(EXTENSION)  ## test with torch, Lightning and others; installs 1.6 GB
 	$(VENV)/bin/python -m pytest tests/integration $(ARGS)
@@ -81,6 +100,14 @@ $(TOOLS): pyproject.toml $(MADE)
 	@$(VENV)/bin/python -c 'import tomllib; \
 	    print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' >$@
 	$(INSTALL) -r $@
+
+# What the tests need, without the package: for builds of it that are not ordinary ones.
+$(VENV)/with-test-tools: pyproject.toml $(TOOLS)
+	@$(VENV)/bin/python -c 'import tomllib; \
+	    print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["test"], sep="\n")' \
+	    >$(VENV)/test-requires.txt
+	$(INSTALL) --no-compile -r $(VENV)/test-requires.txt
+	@touch $@
 
 # Of all that the demo installs little is imported, and what is compiles itself: installing takes half as long.
 $(VENV)/with-demo: INSTALL += --no-compile

@@ -11,9 +11,13 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
+# What to build in, for tests/sanitize.py: "thread" or "address,undefined". Nothing of such a build may be taken for a
+# part of an ordinary one, so it is built apart, and into a directory instead of in place.
+SANITIZE = os.environ.get("DLRS_SANITIZE", "")
+
 # Generated C and object files differ between interpreters, also between the two builds of 3.13 that share a
 # cache tag, and one checkout serves them all.
-BUILD_DIR = f"build/{sys.implementation.cache_tag}{sys.abiflags}"
+BUILD_DIR = f"build/{sys.implementation.cache_tag}{sys.abiflags}" + f"-{SANITIZE.replace(',', '-')}" * bool(SANITIZE)
 
 # The C parts of each. A part's header is named even if it is gone: an up-to-date object would hide that it is missing.
 C_PARTS = {
@@ -25,14 +29,17 @@ C_PARTS = {
 }
 HEADERS = {*glob("dataloader_rs/*.h"), *(f"{part}.h" for parts in C_PARTS.values() for part in parts)}
 
-# Without it debuggers know the names of all functions but no lines; with it the wheel is twice as large.
-DEBUG = "-g" if os.environ.get("DLRS_DEBUG") == "1" else "-g0"
+# Without -g debuggers know the names of all functions but no lines; with it the wheel is twice as large.
+OPTIMIZE = ["-O3", "-g" if os.environ.get("DLRS_DEBUG") == "1" else "-g0"]
+if SANITIZE:
+    # -O1 keeps the frames of small functions apart, which reports name.
+    OPTIMIZE = ["-O1", "-g", "-fno-omit-frame-pointer", f"-fsanitize={SANITIZE}"]
 WARNINGS = ["-Wall", "-Wextra"] + (["-Werror"] if os.environ.get("DLRS_WERROR") == "1" else [])
 
 # Flags that harden the code: of each line the first group is used that the compiler takes without a warning. It is
 # asked, because that depends on its version, the system, and the processor that is compiled for. Where the flags that
 # Python was compiled with define _FORTIFY_SOURCE, ours come later. Sanitizers want to see the calls that it replaces.
-IS_SANITIZED = "-fsanitize" in os.environ.get("CFLAGS", "")
+IS_SANITIZED = bool(SANITIZE) or "-fsanitize" in os.environ.get("CFLAGS", "")
 HARDENED_COMPILE = [
     [["-fstack-protector-strong"]],
     [["-U_FORTIFY_SOURCE", f"-D_FORTIFY_SOURCE={level}"] for level in ([] if IS_SANITIZED else [3, 2])],
@@ -78,8 +85,8 @@ extensions = [
         sources=[f"{name}.pyx", *(f"{part}.c" for part in parts)],
         depends=["setup.py", *sorted(HEADERS)],
         include_dirs=["dataloader_rs"],
-        extra_compile_args=["-std=c11", "-O3", DEBUG, "-fvisibility=hidden", "-pthread", *WARNINGS],
-        extra_link_args=["-pthread"],
+        extra_compile_args=["-std=c11", *OPTIMIZE, "-fvisibility=hidden", "-pthread", *WARNINGS],
+        extra_link_args=["-pthread", *([f"-fsanitize={SANITIZE}"] if SANITIZE else [])],
     )
     for name, parts in C_PARTS.items()
 ]
@@ -92,5 +99,5 @@ setup(
         compiler_directives={"language_level": 3, "freethreading_compatible": True},
     ),
     cmdclass={"build_ext": HardenedBuild},
-    options={"build": {"build_base": BUILD_DIR}},
+    options={"build": {"build_base": BUILD_DIR, **({"build_lib": f"{BUILD_DIR}/lib"} if SANITIZE else {})}},
 )

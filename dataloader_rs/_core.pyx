@@ -1082,7 +1082,9 @@ cdef class PyDataloaderIter:
             error = raised  # what was drawn by then, if anything, is lost, so the epoch cannot go on
         if error is not None or self.stream.ended:
             # Before anything that may find no memory: an epoch that is over has its error.
-            self.stream_error = self.stream.error if error is None else error
+            if error is None:
+                error, self.stream.error = self.stream.error, None
+            self.stream_error = error
             dlrs_store(&self.complete, 1)
         if self.epoch.recipe.num_workers > 0:
             self.offer_all()
@@ -1179,6 +1181,7 @@ cdef class PyDataloaderIter:
         if failure.samples_lost >= 0:
             self.finish()   # a stream that failed cannot be read on
             self.num_batches = self.taken
+            self.torn = None    # see NOTE [ errors and frames ]
         try:
             error = not_the_end(error)
             if self.epoch.readers is not None:

@@ -1,4 +1,10 @@
-"""The order of the indices: the user's own iterable, read and checked. Knows neither threads nor the dataset."""
+"""The order of the indices: the user's own iterable, read and checked. Knows neither threads nor the dataset.
+
+NOTE [ errors and frames ] The traceback of an exception leads to the frames that it came through and to those that
+called them, with their variables: to the loader, its iterator and the caller's. So who hands an exception on forgets
+it. A frame or an object among these that still held it would close a cycle, in which the loader and its threads would
+wait for the garbage collector.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +38,10 @@ def read_all(sampler: Iterable, name: str = "sampler", place: str = "") -> Indic
     while not ended:
         chunk, error = _read(iterator, READ_AHEAD, len(indices), name, place)
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # see NOTE [ errors and frames ]
         indices = _joined(indices, chunk)
         ended = len(chunk) < READ_AHEAD
     return indices
@@ -76,7 +85,11 @@ class IndexStream:
         self.error: BaseException | None = None
         self._read(max(READ_AHEAD, length + 1))
         if self.error is not None:
-            raise self.error
+            error, self.error = self.error, None
+            try:
+                raise error
+            finally:
+                del error  # see NOTE [ errors and frames ]
         whole = len(self._rest)
         if not self.ended or drop_last:
             whole -= whole % batch_size
@@ -195,16 +208,20 @@ def _read(iterator: Iterator, count: int, position: int, name: str = "sampler",
         values.extend(islice(iterator, count))
     except BaseException as raised:
         error = raised
+    wrong: BaseException | None = None
     try:
-        indices = array("q", values)
-    except Exception:
-        # Too large for an array, or no index: one by one, it shows which.
-        indices, wrong = _read_one_by_one(values, position, name, place)
-        return indices, error if wrong is None else wrong
-    if indices and min(indices) < 0:
-        first = next(i for i, index in enumerate(indices) if index < 0)
-        return indices[:first], _negative(indices[first], position + first, name, place)
-    return indices, error
+        try:
+            indices = array("q", values)
+        except Exception:
+            # Too large for an array, or no index: one by one, it shows which.
+            indices, wrong = _read_one_by_one(values, position, name, place)
+            return indices, error if wrong is None else wrong
+        if indices and min(indices) < 0:
+            first = next(i for i, index in enumerate(indices) if index < 0)
+            return indices[:first], _negative(indices[first], position + first, name, place)
+        return indices, error
+    finally:
+        error = wrong = None  # see NOTE [ errors and frames ]
 
 
 def _read_one_by_one(values: list, position: int, name: str, place: str) -> tuple[Indices, BaseException | None]:

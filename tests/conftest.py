@@ -23,6 +23,9 @@ sys.path.insert(0, str(TESTS))
 # Which programs test_model.py runs: the same in every run, unless it is told another number.
 MODEL_SEED = int(os.environ.get("MODEL_SEED", "1"))
 
+# How much longer than usual things may take: more than 1 under a sanitizer (sanitize.py).
+SLOWDOWN = float(os.environ.get("DLRS_SLOWDOWN", "1"))
+
 FREE_THREADED = not getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
@@ -51,8 +54,8 @@ def is_parked(thread: int) -> bool:
 
 
 def eventually(condition, patience: float = 10.0) -> bool:
-    """Wait until `condition()` holds; False if it does not within `patience` seconds."""
-    deadline = time.monotonic() + patience
+    """Wait until `condition()` holds; False if it does not within `patience` seconds, or SLOWDOWN times that."""
+    deadline = time.monotonic() + patience * SLOWDOWN
     while not condition():
         if time.monotonic() > deadline:
             return False
@@ -127,7 +130,8 @@ def run_script(tmp_path):
         script.write_text(textwrap.dedent(source))
         paths = [str(TESTS), os.environ.get("PYTHONPATH", "")]
         finished = subprocess.run(
-            [sys.executable, "-W", warnings, str(script), *arguments], capture_output=True, text=True, timeout=timeout,
+            [sys.executable, "-W", warnings, str(script), *arguments], capture_output=True, text=True,
+            timeout=timeout * SLOWDOWN,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONFAULTHANDLER": "1"})
         if stderr is not None:
             assert finished.stderr == stderr

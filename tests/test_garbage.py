@@ -6,10 +6,11 @@ import gc
 import threading
 import weakref
 
+import pytest
 from conftest import eventually
-from toy_datasets import CountingDataset, FailingDataset, GatedDataset
+from toy_datasets import Calls, CountingDataset, FailingDataset, GatedDataset, Ids
 
-from dataloader_rs import PyDataloader
+from dataloader_rs import PyDataloader, PyIterableDataset
 
 
 def is_collected(reference: weakref.ref) -> bool:
@@ -113,3 +114,89 @@ def test_errors_in_the_buffer_survive_a_collection():
             next(iterator)
         except ValueError as error:
             assert error is errors[index]
+
+
+# ---- nothing is left for the collector ----
+
+
+class Error(Exception):
+    pass
+
+
+def breaking_off(length: int, last: object = None):
+    """The numbers below `length`, then `last`, then an error."""
+    yield from range(length)
+    if last is not None:
+        yield last
+    raise Error(length)
+
+
+def fourth_fails(index: int) -> int:
+    if index == 4:
+        raise Error(index)
+    return index
+
+
+class Unsized:
+    """A sampler that is read as it is needed."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __iter__(self):
+        return breaking_off(self.length)
+
+
+class Sized(Unsized):
+    def __len__(self) -> int:
+        return self.length + 1
+
+
+class Shards(PyIterableDataset):
+    def shards(self, num_shards: int) -> list:
+        return [breaking_off(5 + number) for number in range(num_shards)]
+
+    def __iter__(self):
+        return breaking_off(5)
+
+
+LOADERS_THAT_FAIL = {
+    "item": lambda **options: PyDataloader(Calls(9, fourth_fails), **options),
+    "sized sampler": lambda **options: PyDataloader(Ids(9), sampler=Sized(5), **options),
+    "sampler": lambda **options: PyDataloader(Ids(9), sampler=Unsized(5), **options),
+    "long sampler": lambda **options: PyDataloader(Ids(70_000), 1000, sampler=Unsized(69_000), **options),
+    "wrong index": lambda **options: PyDataloader(Ids(9), sampler=[0, "text"], **options),
+    "large index": lambda **options: PyDataloader(Ids(9), sampler=breaking_off(0, 2**70), **options),
+    "negative index": lambda **options: PyDataloader(Ids(9), sampler=[0, -1], **options),
+    "batch_sampler": lambda **options: PyDataloader(Ids(9), batch_sampler=[[0], [1, "text"]], **options),
+    "stream": lambda **options: PyDataloader(Shards(), 2, **options),
+    "stream in any order": lambda **options: PyDataloader(Shards(), 2, in_order=False, **options),
+    "collate_fn": lambda **options: PyDataloader(Ids(4), collate_fn=breaking_off(0).send, **options),
+}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", LOADERS_THAT_FAIL)
+def test_error_that_was_caught_leaves_no_cycle(kind, num_workers):
+    """A loader that raised is gone with its last reference, and its workers end: no object of ours keeps the error."""
+
+    def caught() -> weakref.ref:
+        loader = LOADERS_THAT_FAIL[kind](num_workers=num_workers)
+        raised = False
+        try:
+            iterator = iter(loader)
+            for _ in iterator:
+                pass
+        except (Error, TypeError, ValueError):
+            raised = True
+        assert raised
+        return weakref.ref(loader.dataset)
+
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        reference = caught()
+        assert eventually(lambda: reference() is None)
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,211 @@
+"""Run the tests with the extension built under a sanitizer, and judge every report, of child processes too.
+
+    python tests/sanitize.py thread [pytest's arguments]
+        ThreadSanitizer, on a free-threaded CPython that is built with it (--disable-gil --with-thread-sanitizer), and
+        the tests in which threads meet.
+    python tests/sanitize.py address [pytest's arguments]
+        AddressSanitizer and UndefinedBehaviorSanitizer, on a build with the GIL, and all tests but those below.
+
+`make tsan` and `make asan` do this. Reports go to files below build/, one for each process that has something to say,
+so that none is lost in the output of a child. A report of ThreadSanitizer with a frame of ours is a fault, unless
+tests/tsan_explained.txt says why it is none; one that has frames of the interpreter or of NumPy only is counted and
+listed. Any report of the other two is a fault.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+EXPLAINED = ROOT / "tests" / "tsan_explained.txt"
+
+# The tests in which threads meet: on user code, on the pool, or on what is shared between loaders.
+THREADED = ["across_epochs", "adaptive", "batch_sampler", "buffers", "errors", "exit", "fork", "garbage", "generator",
+            "getitems", "leaks", "lifetime", "order", "pin_memory", "sample_rng", "serial", "set_epoch", "share",
+            "shutdown", "stream", "threads", "timeout", "worker_info"]
+
+# What a sanitizer makes meaningless, by file or by the beginning of a test's id, and why.
+LEFT_OUT = {
+    "address": {
+        "test_benchmarks.py": "judges times",
+        "test_c.py": "builds programs with sanitizers of its own, which the preloaded one would meet",
+        "test_generator.py::test_each_epoch_is_keyed_by_one_number": 
+            "adds up lists of 70,000, each in fresh memory",
+        "test_memory.py": "judges the size of the process, most of which is the sanitizer's here",
+        "test_pace.py": "judges times",
+    },
+    "thread": {},
+}
+
+# How much longer than usual a test may take, see conftest.py.
+SLOWDOWN = {"address": 4, "thread": 10}
+
+@dataclasses.dataclass
+class Report:
+    """One report: what it is about, and its text."""
+
+    kind: str
+    text: str
+
+    @property
+    def frames(self) -> list[str]:
+        return [line.strip() for line in self.text.splitlines() if re.match(r"\s+#\d+ ", line)]
+
+    @property
+    def is_ours(self) -> bool:
+        """Is there a frame of this package's C code?"""
+        return any(re.search(r"\bdataloader_rs/|\bdlrs_\w", frame) for frame in self.frames)
+
+    @property
+    def title(self) -> str:
+        """The kind, and the innermost frame of each stack."""
+        innermost = re.compile(r"#0 (?:0x[0-9a-f]+ in )?(\S+)")
+        first = [found[1] for found in map(innermost.match, self.frames) if found]
+        return " / ".join([self.kind, *first[:2]])
+
+
+def reports_in(text: str) -> list[Report]:
+    """The reports in what a sanitizer wrote."""
+    found = []
+    for piece in re.split(r"^={18,}$", text, flags=re.MULTILINE):
+        begun = re.search(r"(?:WARNING|ERROR|FATAL): (?:Thread|Address|Leak)Sanitizer:? ?(.*)", piece)
+        if begun:
+            kind = re.sub(r" \(pid=\d+\)| on (?:unknown )?address .*", "", begun[1]).strip()
+            found.append(Report(kind, piece.strip()))
+    for piece in re.split(r"(?=^\S+:\d+:\d+: runtime error: )", text, flags=re.MULTILINE):
+        begun = re.match(r"\S+: runtime error: (.*)", piece)
+        if begun:
+            found.append(Report(f"undefined behaviour: {begun[1]}", piece.strip()))
+    if not found and text.strip():
+        found.append(Report("unreadable", text.strip()))
+    return found
+
+
+def explanations(text: str) -> dict[str, str]:
+    """``kind:regular expression`` for a frame of ours, and the reason, which is the comment before it."""
+    found = {}
+    reason: list[str] = []
+    for line in text.splitlines():
+        if line.startswith("#"):
+            reason.append(line[1:].strip())
+        elif line.strip():
+            if not reason:
+                raise ValueError(f"no reason is given for {line}")
+            found[line.strip()] = " ".join(reason)
+        else:
+            reason = []
+    return found
+
+
+def is_explained(report: Report, known: Iterable[str]) -> bool:
+    """Is there an entry whose kind begins the report's and whose expression is found in a frame?"""
+    entries = (entry.split(":", 1) for entry in known)
+    return any(report.kind.startswith(kind) and any(re.search(wanted, frame) for frame in report.frames)
+               for kind, wanted in entries)
+
+
+def judge(sanitizer: str, reports: list[Report], known: Iterable[str]) -> list[Report]:
+    """Those of `reports` that are faults."""
+    if sanitizer == "address":
+        return reports
+    return [report for report in reports
+            if (report.is_ours and not is_explained(report, known)) or report.kind == "unreadable"]
+
+
+def summary(reports: list[Report]) -> str:
+    """The titles, each with its number, the most frequent first."""
+    counted = collections.Counter(report.title for report in reports)
+    return "".join(f"{number:6}  {title}\n" for title, number in counted.most_common())
+
+
+def environment(sanitizer: str, library: Path, logs: Path) -> dict[str, str]:
+    """What the tests, and the processes they start, run with."""
+    env = {**os.environ, "PYTHONPATH": str(library), "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1",
+           "DLRS_SLOWDOWN": str(SLOWDOWN[sanitizer])}
+    log = f"log_path={logs / 'report'}"
+    if sanitizer == "thread":
+        suppressions = sorted(Path(sys.base_prefix).glob("share/tsan/*.txt"))
+        merged = logs / "suppressions.txt"
+        merged.write_text("".join(path.read_text() for path in suppressions))
+        # A fork with threads is what test_fork.py is about. A report must not change how a process ends.
+        env["TSAN_OPTIONS"] = (f"{log}:suppressions={merged}:halt_on_error=0:exitcode=0:die_after_fork=0:"
+                               "allocator_may_return_null=1:history_size=7")
+    else:
+        runtimes = [subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True,
+                                   check=True).stdout.strip() for name in ("libasan.so", "libubsan.so")]
+        env["LD_PRELOAD"] = " ".join(runtimes)
+        # The interpreter keeps what it needs to the end, which LeakSanitizer takes for leaks; see test_leaks.py.
+        env["ASAN_OPTIONS"] = f"{log}:detect_leaks=0:allocator_may_return_null=1:detect_stack_use_after_return=0"
+        env["UBSAN_OPTIONS"] = f"{log}:print_stacktrace=1:halt_on_error=0"
+        # One block for each object, so that what lies behind its end is nobody else's.
+        env["PYTHONMALLOC"] = "malloc"
+    return env
+
+
+def launcher(sanitizer: str, env: dict[str, str]) -> list[str]:
+    """What to start Python with. Older runtimes of ThreadSanitizer need addresses that are not randomised."""
+    for prefix in [[], ["setarch", platform.machine(), "-R"]]:
+        command = [*prefix, sys.executable, "-c", "pass"]
+        if not prefix or shutil.which(prefix[0]):
+            if subprocess.run(command, env=env, capture_output=True).returncode == 0:
+                return prefix
+    sys.exit(f"an empty program fails here under the {sanitizer} sanitizer")
+
+
+def selected(sanitizer: str) -> list[str]:
+    """Arguments of pytest: which tests."""
+    arguments = ["-m", "not timing"]
+    if sanitizer == "thread":
+        arguments += [f"tests/test_{name}.py" for name in THREADED if (ROOT / f"tests/test_{name}.py").exists()]
+    for name in LEFT_OUT[sanitizer]:
+        arguments.append(f"--deselect=tests/{name}" if "::" in name else f"--ignore=tests/{name}")
+    return arguments
+
+
+def main(sanitizer: str, arguments: list[str]) -> int:
+    if sanitizer == "thread" and not (sysconfig.get_config_var("Py_GIL_DISABLED") and "--with-thread-sanitizer" in (
+            sysconfig.get_config_var("CONFIG_ARGS") or "")):
+        sys.exit(f"{sys.executable} is not a free-threaded CPython built with --with-thread-sanitizer")
+    if sanitizer == "address" and sysconfig.get_config_var("Py_GIL_DISABLED"):
+        sys.exit("free-threaded builds do not let the sanitizer see their objects (PYTHONMALLOC): use one with the GIL")
+    flags = {"thread": "thread", "address": "address,undefined"}[sanitizer]
+    base = ROOT / f"build/{sys.implementation.cache_tag}{sys.abiflags}-{flags.replace(',', '-')}"
+    quiet = {"TSAN_OPTIONS": "report_bugs=0"} if sanitizer == "thread" else {}
+    subprocess.run([sys.executable, "setup.py", "-q", "build"], cwd=ROOT, check=True,
+                   env={**os.environ, **quiet, "DLRS_SANITIZE": flags})
+    logs = base / "reports"
+    shutil.rmtree(logs, ignore_errors=True)
+    logs.mkdir(parents=True)
+    env = environment(sanitizer, base / "lib", logs)
+    limit = 60 * SLOWDOWN[sanitizer]
+    status = subprocess.run([*launcher(sanitizer, env), sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-o",
+                             f"faulthandler_timeout={limit}", *(arguments or selected(sanitizer))],
+                            cwd=ROOT, env=env).returncode
+
+    texts = [path.read_text(errors="replace") for path in sorted(logs.glob("report.*"))]
+    reports = [report for text in texts for report in reports_in(text)]
+    faults = judge(sanitizer, reports, explanations(EXPLAINED.read_text()))
+    others = [report for report in reports if report not in faults]
+    if others:
+        print(f"\n{len(others)} reports without an unexplained frame of ours:\n{summary(others)}", end="")
+    for report in faults:
+        print(f"\n{report.text}")
+    print(f"\n{sanitizer} sanitizer: {len(reports)} reports in {logs.relative_to(ROOT)}, {len(faults)} of them faults; "
+          f"pytest ended with {status}")
+    if faults:
+        print(summary(faults), end="")
+    return 1 if faults else status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))
