@@ -41,18 +41,18 @@ def default_collate(samples: Iterable[Any]) -> Any:
     samples : iterable
         At least one sample, all of the same type and layout, by these rules:
 
-        ================================== =======================================================================
-        a sample is                        the batch is
-        ================================== =======================================================================
-        bool, int, float, complex          an array of bool, int64, float64, complex128
-        a NumPy scalar                     an array of its dtype
-        a NumPy array (or memmap)          one array of the same dtype with a new first axis; all have one shape
-        a torch tensor                     what ``torch.stack`` makes of them
-        str, bytes                         the list, unchanged
-        dict, other mapping                a mapping of the same type; each value is a batch of its own
-        tuple, named tuple, list, sequence a sequence of the same type, with a batch for each position
+        =================================== ======================================================================
+        a sample is                         the batch is
+        =================================== ======================================================================
+        bool, int, float, complex           an array of bool, int64, float64, complex128, shape (samples,)
+        a NumPy scalar                      an array of its dtype, shape (samples,)
+        a NumPy array (or memmap)           one array of the same dtype, shape (samples, ...); all have one shape
+        a torch tensor                      what ``torch.stack`` makes of them
+        str, bytes                          the list, unchanged
+        dict, other mapping                 a mapping of the same type; each value is a batch of its own
+        tuple, named tuple, list, sequence  a sequence of the same type, with a batch for each position
         of a type given to register_collate what the function given there returns
-        ================================== =======================================================================
+        =================================== ======================================================================
 
         Subclasses follow the rule of the class they are derived from, the most specific one. Subclasses of
         ``numpy.ndarray`` have no rule, since stacking would lose their mask or unit, and neither have None, sets and
@@ -80,6 +80,8 @@ def default_collate(samples: Iterable[Any]) -> Any:
     Arrays are in the machine's byte order and C-contiguous, whatever the samples were. Arrays of strings of different
     widths become one of the widest. The memory of stacked arrays of 4 KiB and more begins at a multiple of 64, and is
     used again for a later batch once neither the array nor any view of it is left: see `buffer_usage`.
+    The rules are those of ``torch.utils.data.default_collate`` with arrays in place of tensors, but that nothing is
+    converted to make samples fit.
     *Thread safety.* Any number of threads may call this.
 
     Examples
@@ -180,15 +182,33 @@ def buffer_usage() -> dict[str, int]:
 
 
 def release_buffers() -> int:
-    """Give all memory that is kept for later batches back to the system; how many bytes that was.
+    """Give all memory that is kept for later batches back to the system.
 
     Arrays are not affected. May be called at any time, from any thread.
+
+    Returns
+    -------
+    int
+        How many bytes that was.
     """
     return _buffers.release()
 
 
 def limit_buffers(num_bytes: int) -> None:
-    """Set how many bytes may be kept for later batches, >= 0. With 0 no memory is used again."""
+    """Set how much memory may be kept for later batches, in this process.
+
+    Parameters
+    ----------
+    num_bytes : int
+        At most so many bytes, >= 0. With 0 no memory is used again.
+
+    Raises
+    ------
+    TypeError
+        If `num_bytes` is no integer.
+    ValueError
+        If it is negative.
+    """
     _buffers.set_limit(min(checked_count("num_bytes", num_bytes, least=0), 2**63))
 
 

@@ -63,6 +63,7 @@ class PyDataset(Generic[T_co]):
         Returns
         -------
         PyDataset
+            Asks `source` for its length and its items.
 
         Raises
         ------

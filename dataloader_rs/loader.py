@@ -62,10 +62,6 @@ class PyDataloader(Generic[B_co]):
     sampler : iterable of int, optional
         The indices of an epoch, iterated at the start of each. One with a length is read whole then; one without is
         read up to 65,536 indices then and on demand beyond, so that it may be endless.
-    batch_sampler : iterable of iterables of int, optional
-        The indices of each batch, of any number; iterated at the start of each epoch, and drawn from batch by batch,
-        as far ahead as workers may load. In place of `batch_size` (1 or None then, and None afterwards), `shuffle`,
-        `sampler` and `drop_last`.
     num_workers : int
         Batches loaded in parallel, >= 0; with 0 the calling thread loads each batch when it is asked for.
     collate_fn : callable, optional
@@ -80,6 +76,16 @@ class PyDataloader(Generic[B_co]):
     items_in_parallel : int
         Items of one batch fetched at once, > 0, each by one ``__getitem__`` call (``__getitems__`` is not used when
         it is more than 1), so that ``num_workers * items_in_parallel`` requests are in flight.
+    batch_sampler : iterable of iterables of int, optional
+        The indices of each batch, of any number; iterated at the start of each epoch, and drawn from batch by batch,
+        as far ahead as workers may load. In place of `batch_size` (1 or None then, and None afterwards), `shuffle`,
+        `sampler` and `drop_last`.
+    timeout : float
+        Seconds to wait for a batch of the workers, >= 0; 0 is for ever. ``next()`` then raises a `BatchTimeoutError`,
+        which is both a TimeoutError and a RuntimeError and tells which worker is stuck at what; the next one goes on
+        waiting for the same batch. Needs workers.
+    in_order : bool
+        False: batches come in the order in which workers are done with them.
     across_epochs : bool
         Workers go on into the next epoch when they have no more to begin in this one; both together are loaded ahead no
         further than one. So ``iter(loader)`` also asks for the length and the order of the epoch after the one that it
@@ -95,19 +101,13 @@ class PyDataloader(Generic[B_co]):
         Keep workers parked for as long as fewer of them get more items done, which the loader tries out from time to
         time; `num_workers` and `items_in_parallel` are then a ceiling. Items that wait for each other are not held up
         by it for more than a few milliseconds. With False all workers take part always.
-    timeout : float
-        Seconds to wait for a batch of the workers, >= 0; 0 is for ever. ``next()`` then raises a `BatchTimeoutError`,
-        which is both a TimeoutError and a RuntimeError and tells which worker is stuck at what; the next one goes on
-        waiting for the same batch. Needs workers.
-    in_order : bool
-        False: batches come in the order in which workers are done with them.
     generator : numpy.random.Generator, random.Random or torch.Generator, optional
         Where the orders of ``shuffle=True`` come from, instead of `seed`: every ``iter(loader)`` draws one 64-bit
         number from it, so that its state after an epoch does not depend on the workers. Unused without `shuffle`.
     prefetch_factor : int, optional
-        torch's way to say how far workers load ahead, > 0: at most ``prefetch_factor * num_workers`` batches are in
-        progress or waiting. Exclusive with any `prefetch_depth` but the default. Without effect when `num_workers` is
-        0.
+        The way of torch to say how far workers load ahead, > 0: at most ``prefetch_factor * num_workers`` batches are
+        in progress or waiting. Exclusive with any `prefetch_depth` but the default. Without effect when `num_workers`
+        is 0.
     persistent_workers : bool
         Without effect: workers always live as long as the loader.
     multiprocessing_context : str or multiprocessing context, optional
@@ -146,6 +146,21 @@ class PyDataloader(Generic[B_co]):
     ``iter(loader)`` starts an epoch: the k-th call is epoch k, finished or not, unless ``set_epoch`` was called.
     Threads start at the first one, and serve all further epochs. *Thread safety.* Any thread may start epochs; they
     share the workers fairly.
+
+    Each argument can be read under its name, and cannot be set. A copy, deep copy or pickle carries the arguments, not
+    the threads, and starts at epoch 0. ``len(loader)`` is the number of batches of an epoch; it is a TypeError where a
+    sampler or stream does not say how long it is.
+
+    Up to 65,536 indices ``shuffle=True`` is the shuffle of Fisher and Yates [1]_, beyond it a Feistel permutation of
+    eight rounds [2]_ whose cycles are walked until an index is below the length [3]_. The random numbers of both are
+    those of SplitMix64 [4]_.
+
+    References
+    ----------
+    .. [1] D. Knuth: The Art of Computer Programming, volume 2, section 3.4.2, algorithm P.
+    .. [2] J. Patarin: "Generic attacks on Feistel schemes", Asiacrypt 2001, on the number of rounds.
+    .. [3] J. Black, P. Rogaway: "Ciphers with arbitrary finite domains", CT-RSA 2002.
+    .. [4] G. Steele, D. Lea, C. Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014.
 
     Examples
     --------

@@ -51,6 +51,7 @@ class PyIterableDataset(Generic[T_co]):
         Returns
         -------
         PyIterableDataset
+            Iterates `source`; has a ``__len__`` that works if `source` has one.
 
         Raises
         ------

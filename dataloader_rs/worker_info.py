@@ -54,8 +54,21 @@ def get_worker_info() -> WorkerInfo | None:
     Where an item iterates another loader, what that one calls on its own workers is told of those. If it has none, its
     dataset runs on the worker of the outer loader, and is told of that one.
 
+    The rules are those of ``torch.utils.data.get_worker_info``, but that `seed` does not change with the epoch.
+
     A result that is kept in a `threading.local` keeps the dataset alive for as long as the worker lives; and if the
     dataset knows its loader, that is for ever.
+
+    Examples
+    --------
+    >>> from dataloader_rs import PyDataloader, PyDataset, get_worker_info
+    >>> class Workers(PyDataset):
+    ...     def __len__(self):
+    ...         return 2
+    ...     def __getitem__(self, index):
+    ...         return get_worker_info().num_workers
+    >>> list(PyDataloader(Workers(), num_workers=3)), get_worker_info()
+    ([[3], [3]], None)
     """
     found = current_worker()
     if found is None:
