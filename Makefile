@@ -30,7 +30,8 @@ INSTALL := $(VENV)/bin/python -m pip install -qq --prefer-binary
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: build test ctest exit-matrix load soak ctest-long fuzz tsan asan leaks-debug test-integration demo bench bench-count bench-report clean help
+.PHONY: build test ctest exit-matrix load soak ctest-long fuzz tsan asan leaks-debug test-integration docs demo bench \
+    bench-count bench-report clean help
 
 build: $(EXTENSION)  ## compile the extension in place, if its sources changed
 
@@ -72,6 +73,9 @@ leaks-debug: $(VENV)/with-test-tools  ## count all references: PYTHON is a debug
 
 test-integration: $(VENV)/with-integration $(EXTENSION)  ## test with torch, Lightning and others; installs 1.6 GB
 	$(VENV)/bin/python -m pytest tests/integration $(ARGS)
+
+docs: $(VENV)/with-docs $(EXTENSION)  ## build the documentation into build/docs; anything doubtful is an error
+	$(VENV)/bin/python -m sphinx -q -W --keep-going -n -d build/doctrees docs build/docs $(ARGS)
 
 demo: $(VENV)/with-demo $(EXTENSION)  ## train on the digits images
 	$(VENV)/bin/python examples/digits.py
