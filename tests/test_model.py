@@ -1105,7 +1105,7 @@ class Program(RuleBasedStateMachine):
     @step
     def fork(self, loader: Loader, luck: int):
         """In a child the iterators of its parent are refused, and a new epoch has all its batches."""
-        # A free-threaded child may hang in CPython itself, see README.
+        # A free-threaded child may hang in CPython itself, see docs/guide/leaving.md.
         if luck < 5 or FREE_THREADED or loader.loader is None or not self.may_start(loader):
             return
         reader, writer = os.pipe()
