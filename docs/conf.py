@@ -26,7 +26,7 @@ suppress_warnings = ["myst.header"]  # CHANGELOG.md and others are included as t
 # Pages of the project, and the pages here that include them.
 INCLUDED_BY = {
     "README.md": "index.md", "BENCH.md": "benchmarks.md", "CHANGELOG.md": "changelog.md",
-    "CONTRIBUTING.md": "contributing.md",
+    "CONTRIBUTING.md": "contributing.md", "RELIABILITY.md": "reliability.md",
 }
 
 

@@ -17,7 +17,7 @@ README = ROOT / "README.md"
 GUIDE = ROOT / "docs" / "guide" / "index.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("**/*.md"))]
 # Pages of the project that stand on top, and are included in the documentation as they are.
-INCLUDED = [ROOT / name for name in ["BENCH.md", "CHANGELOG.md", "CONTRIBUTING.md"]]
+INCLUDED = [ROOT / name for name in ["BENCH.md", "CHANGELOG.md", "CONTRIBUTING.md", "RELIABILITY.md"]]
 
 FENCE = re.compile(r"^(?P<ticks>```+)(?P<info>[^\n]*)\n(?P<body>.*?)^(?P=ticks)$", re.MULTILINE | re.DOTALL)
 KINDS = {"python", "python prelude", "python torch", "python no-run"}
