@@ -18,7 +18,7 @@ class PyIterableDataset(Generic[T_co]):
 
     A subclass may have a ``__len__``, which the loader then counts its batches by, and ``shards(num_shards)``, which
     returns that many iterables that together give each sample once: with more than one worker each of them then reads a
-    shard of its own, and batches come from the shards in turns, in a fixed order.
+    shard of its own, and batches are read from the shards in turns.
 
     Notes
     -----
