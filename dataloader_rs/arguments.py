@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import operator
+from typing import Any
 
 from dataloader_rs.errors import shown
 
 
-def checked_integer(name: str, value: object) -> int:
+def checked_integer(name: str, value: Any) -> int:
     if isinstance(value, bool):
         raise TypeError(f"{name} must be an integer, got {value}")
     try:
-        return operator.index(value)  # type: ignore[arg-type]
+        return operator.index(value)
     except TypeError:
         raise TypeError(f"{name} must be an integer, got {shown(value)} ({type(value).__name__})") from None
 
@@ -38,11 +39,11 @@ def checked_uint64(name: str, value: object) -> int:
     return number
 
 
-def checked_seconds(name: str, value: object) -> float:
+def checked_seconds(name: str, value: Any) -> float:
     if isinstance(value, bool) or not hasattr(type(value), "__float__"):
         raise TypeError(f"{name} must be a number of seconds, got {shown(value)} ({type(value).__name__})")
     try:
-        seconds = float(value)  # type: ignore[arg-type]
+        seconds = float(value)
     except OverflowError:
         seconds = math.inf
     if not 0 <= seconds < math.inf:
