@@ -25,7 +25,7 @@ INSTALL := $(VENV)/bin/python -m pip install -qq --prefer-binary
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: build test ctest test-integration demo bench bench-count bench-report clean help
+.PHONY: build test ctest test-integration lint types demo bench bench-count bench-report clean help
 
 build: $(EXTENSION)  ## compile the extension in place, if its sources changed
 
@@ -37,6 +37,19 @@ ctest: $(VENV)/with-test $(EXTENSION)  ## run the C tests only
 
 test-integration: $(VENV)/with-integration $(EXTENSION)  ## test with torch, Lightning and others; installs 1.6 GB
 	$(VENV)/bin/python -m pytest tests/integration $(ARGS)
+
+lint: $(VENV)/with-lint  ## look for mistakes and for what is out of style; changes nothing
+	$(VENV)/bin/ruff check .
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/cython-lint dataloader_rs
+	$(VENV)/bin/clang-format --dry-run --Werror $(wildcard dataloader_rs/*.[ch] tests/c/*.[ch])
+	$(VENV)/bin/codespell
+
+types: $(VENV)/with-lint $(EXTENSION)  ## check the types of the package, of the examples and of tests/typing
+	$(VENV)/bin/mypy
+	$(VENV)/bin/basedpyright
+	PYTHONPATH="$(CURDIR)" $(VENV)/bin/basedpyright --ignoreexternal --verifytypes dataloader_rs
+	$(VENV)/bin/python -m mypy.stubtest --concise --allowlist tests/typing/stubtest-allowlist.txt \
+	    $(patsubst dataloader_rs/%.pyx,dataloader_rs.%,$(wildcard dataloader_rs/*.pyx))
 
 demo: $(VENV)/with-demo $(EXTENSION)  ## train on the digits images
 	$(VENV)/bin/python examples/digits.py
