@@ -30,8 +30,8 @@ INSTALL := $(VENV)/bin/python -m pip install -qq --prefer-binary
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: build test ctest exit-matrix load soak ctest-long fuzz tsan asan leaks-debug test-integration docs demo bench \
-    bench-count bench-report clean help
+.PHONY: build test ctest exit-matrix load soak ctest-long fuzz tsan asan leaks-debug test-integration lint types docs \
+    demo bench bench-count bench-report clean help
 
 build: $(EXTENSION)  ## compile the extension in place, if its sources changed
 
@@ -76,6 +76,19 @@ test-integration: $(VENV)/with-integration $(EXTENSION)  ## test with torch, Lig
 
 docs: $(VENV)/with-docs $(EXTENSION)  ## build the documentation into build/docs; anything doubtful is an error
 	$(VENV)/bin/python -m sphinx -q -W --keep-going -n -d build/doctrees docs build/docs $(ARGS)
+
+lint: $(VENV)/with-lint  ## look for mistakes and for what is out of style; changes nothing
+	$(VENV)/bin/ruff check .
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/cython-lint dataloader_rs
+	$(VENV)/bin/clang-format --dry-run --Werror $(wildcard dataloader_rs/*.[ch] tests/c/*.[ch])
+	$(VENV)/bin/codespell
+
+types: $(VENV)/with-lint $(EXTENSION)  ## check the types of the package, of the examples and of tests/typing
+	$(VENV)/bin/mypy
+	$(VENV)/bin/basedpyright
+	PYTHONPATH="$(CURDIR)" $(VENV)/bin/basedpyright --ignoreexternal --verifytypes dataloader_rs
+	$(VENV)/bin/python -m mypy.stubtest --concise --allowlist tests/typing/stubtest-allowlist.txt \
+	    $(patsubst dataloader_rs/%.pyx,dataloader_rs.%,$(wildcard dataloader_rs/*.pyx))
 
 demo: $(VENV)/with-demo $(EXTENSION)  ## train on the digits images
 	$(VENV)/bin/python examples/digits.py

@@ -3,9 +3,9 @@
     python count.py [--update]
 
 What a process of few items takes is subtracted from what one of many takes, so that its start cancels. The figures
-are compared with `counts.json`, which `--update` rewrites for the Python that runs this. There are no workers: how often
-those wait for each other depends on the clock, and under valgrind, where all takes fifty times as long, unchanged code
-differed by half.
+are compared with `counts.json`, which `--update` rewrites for the Python that runs this. There are no workers: how
+often those wait for each other depends on the clock, and under valgrind, where all takes fifty times as long,
+unchanged code differed by half.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import sys
 
 sys.path.append(sys.argv[1])
 
-from dataloader_rs import PyDataloader, PyDataset  # noqa: E402
+from dataloader_rs import PyDataloader, PyDataset
 
 
 class Ids(PyDataset[int]):

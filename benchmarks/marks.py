@@ -144,7 +144,7 @@ def never_slower(results: Results) -> Iterator[tuple[str, Mark]]:
             continue
         alone = results.median(workload.name, NONE, "ours")
         batch_size = workload.settings[NONE].batch_size
-        if alone is None or batch_size == 1 or results.has_gil and batch_size / alone < GIL_BATCH_SECONDS:
+        if alone is None or batch_size == 1 or (results.has_gil and batch_size / alone < GIL_BATCH_SECONDS):
             continue
         mark = NEVER_SLOWER_TINY if not results.has_gil and 1 / alone < TINY_ITEM_SECONDS else NEVER_SLOWER
         mark, note = lowered(results, workload.name, mark)

@@ -1,6 +1,7 @@
 from array import array
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, Protocol, TypeVar, final
+from types import GenericAlias
+from typing import Any, Generic, Never, Protocol, TypeVar, final
 
 from dataloader_rs._shuffle import ShuffledOrder
 from dataloader_rs.worker_info import Crew
@@ -26,8 +27,8 @@ class Counter:
 class Recipe:
     batch_size: int
     num_threads: int
-    def __init__(
-        self,
+    def __new__(
+        cls,
         dataset: object,
         fetch_many: Callable[[list[int]], Any] | None,
         collate_fn: Callable[[list[Any]], Any] | None,
@@ -42,7 +43,7 @@ class Recipe:
         drop_last: bool = False,
         in_order: bool = True,
         timeout: float = 0,
-    ) -> None: ...
+    ) -> Recipe: ...
 
 def current_worker() -> tuple[Crew, int] | None: ...
 def current_request() -> tuple[int, int, int, dict[int, Any], int, int] | None: ...
@@ -56,7 +57,7 @@ class WorkerPool:
     generation: int
     num_threads: int
     crew: Crew | None
-    def __init__(self, num_threads: int, stack_size: int, adaptive: bool, crew: Crew | None) -> None: ...
+    def __new__(cls, num_threads: int, stack_size: int, adaptive: bool, crew: Crew | None) -> WorkerPool: ...
     @property
     def usable(self) -> bool: ...
     def check_started(self) -> None: ...
@@ -64,6 +65,9 @@ class WorkerPool:
     def close(self) -> None: ...
 
 class PyDataloaderIter(Generic[_B_co]):
+    def __init__(self, *args: Never, **kwargs: Never) -> None: ...  # only a loader makes one
+    @classmethod
+    def __class_getitem__(cls, item: Any, /) -> GenericAlias: ...
     def __iter__(self) -> PyDataloaderIter[_B_co]: ...
     def __next__(self) -> _B_co: ...
     def __len__(self) -> int: ...

@@ -886,11 +886,11 @@ def _stop_all_workers():
     # the rest is abandoned, so that a stuck call does not hold up the exit. Nothing is freed under an abandoned
     # thread; it ends, or sleeps for ever, when it next asks for the interpreter.
     cdef bint ended = False
-    cdef int check
+    cdef int _
     with nogil:
         dlrs_process_stop()
     try:
-        for check in range(EXIT_CHECKS):
+        for _ in range(EXIT_CHECKS):
             with nogil:
                 ended = dlrs_process_wait(SIGNAL_CHECK_NS)
             if ended:
@@ -1350,7 +1350,6 @@ def start_epoch(Recipe recipe not None, WorkerPool pool not None, source, uint64
     """
     cdef _Epoch epoch = _Epoch.__new__(_Epoch)
     cdef PyDataloaderIter iterator
-    cdef uint64_t ahead
     if num_items > <uint64_t>len(source):
         raise ValueError(f"num_items must be <= {len(source)}, the length of source, got {num_items}")
     if after is not None:
@@ -1375,7 +1374,7 @@ def start_epoch(Recipe recipe not None, WorkerPool pool not None, source, uint64
     iterator.offer(iterator.num_batches)
     if recipe.batch_size == 0:
         # The first next() draws one more.
-        for ahead in range(min(recipe.capacity - 1, DRAWN_AHEAD)):
+        for _ in range(min(recipe.capacity - 1, DRAWN_AHEAD)):
             if iterator.complete:
                 break
             iterator.draw()

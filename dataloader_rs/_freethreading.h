@@ -125,8 +125,8 @@ static inline int dlrs_merge_refcount(PyObject *object)
     do {
         if ((shared & _Py_REF_SHARED_FLAG_MASK) == _Py_REF_QUEUED)
             return 0;
-    } while (!_Py_atomic_compare_exchange_ssize(&object->ob_ref_shared, &shared,
-                                                shared + (local << _Py_REF_SHARED_SHIFT)));
+    } while (
+        !_Py_atomic_compare_exchange_ssize(&object->ob_ref_shared, &shared, shared + (local << _Py_REF_SHARED_SHIFT)));
     _Py_atomic_store_uint32_relaxed(&object->ob_ref_local, 1);
     Py_DECREF(object);
     return 1;

@@ -1059,11 +1059,11 @@ dlrs_status dlrs_epoch_take(dlrs_epoch *epoch, void **outcome, uint64_t *batch)
  * head and the end of the workers' turn. */
 static void spin_for_head(dlrs_epoch *epoch, bool turn, uint64_t deadline)
 {
+    dlrs_pool *pool = epoch->pool;
     bool found = false;
     do {
         for (int i = 0; i < 32 && !found; i++) {
-            found = is_ready(epoch)
-                    && (!turn || atomic_load_explicit(&epoch->pool->turn_is_over, memory_order_acquire));
+            found = is_ready(epoch) && (!turn || atomic_load_explicit(&pool->turn_is_over, memory_order_acquire));
             dlrs_relax();
         }
     } while (!found && dlrs_now_ns() < deadline);

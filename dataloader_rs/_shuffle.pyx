@@ -71,7 +71,6 @@ cdef class ShuffledOrder:
     cdef list piece(self, uint64_t first, uint64_t count):
         cdef uint64_t indices[PIECE]
         cdef uint64_t done = 0
-        cdef uint64_t at
         cdef size_t i
         cdef size_t num_indices
         cdef list result = PyList_New(count)

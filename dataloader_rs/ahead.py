@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from dataloader_rs._core import PyDataloaderIter, WorkerPool
 from dataloader_rs.locks import ForkSafeLock
@@ -13,13 +13,13 @@ class Start(Protocol):
     """Starts an epoch, perhaps after another one; calls `take_epoch` once. Returns its iterator and its number."""
 
     def __call__(self, take_epoch: Callable[[], int],
-                 after: PyDataloaderIter | None) -> tuple[PyDataloaderIter, int]: ...
+                 after: PyDataloaderIter[Any] | None) -> tuple[PyDataloaderIter[Any], int]: ...
 
 
 class Prepared(NamedTuple):
     """An epoch that nobody iterates yet."""
 
-    iterator: PyDataloaderIter
+    iterator: PyDataloaderIter[Any]
     pool: WorkerPool
     epoch: int
     length: int | None  # of the dataset or the sampler then
@@ -49,10 +49,10 @@ class EpochAhead:
         """Drop what was prepared, but for its number."""
         with self._lock.here():
             if self._prepared is not None:
-                self._prepared, self._unused = None, self._prepared.epoch
+                self._unused, self._prepared = self._prepared.epoch, None
 
     def next(self, pool: WorkerPool, length: int | None, take_epoch: Callable[[], int],
-             start: Start) -> PyDataloaderIter:
+             start: Start) -> PyDataloaderIter[Any]:
         """The iterator of the next epoch; the one after it is prepared.
 
         Parameters
@@ -83,7 +83,7 @@ class EpochAhead:
             return iterator
 
     def _begin(self, take_epoch: Callable[[], int], start: Start,
-               after: PyDataloaderIter | None) -> tuple[PyDataloaderIter, int]:
+               after: PyDataloaderIter[Any] | None) -> tuple[PyDataloaderIter[Any], int]:
         taken: list[int] = []
 
         def take_unused_first() -> int:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import operator
+from typing import Any
 
 from dataloader_rs.errors import shown, type_name
 from dataloader_rs.foreign import is_instance_of
 
 
-def checked_integer(name: str, value: object) -> int:
+def checked_integer(name: str, value: Any) -> int:
     if type(value) is bool:
         raise TypeError(f"{name} must be an integer, got {value}")
     try:
-        return operator.index(value)  # type: ignore[arg-type]
+        return operator.index(value)
     except TypeError:
         raise TypeError(f"{name} must be an integer, got {shown(value)} ({type_name(value)})") from None
 
@@ -43,12 +44,12 @@ def checked_uint64(name: str, value: object) -> int:
     return number
 
 
-def checked_seconds(name: str, value: object) -> float:
+def checked_seconds(name: str, value: Any) -> float:
     rule = f"{name} must be a number of seconds, got"
     if _is_bool(value) or not hasattr(type(value), "__float__"):
         raise TypeError(f"{rule} {shown(value)} ({type_name(value)})")
     try:
-        seconds = float(value)  # type: ignore[arg-type]
+        seconds = float(value)
     except TypeError as error:  # an array is a number only if it holds one
         raise TypeError(f"{rule} {shown(value)} ({type_name(value)})") from error
     except OverflowError:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence, Sequence
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 from dataloader_rs import _buffers
 from dataloader_rs.arguments import checked_count
@@ -22,9 +22,11 @@ MOST_SHOWN = 8
 # Where a part lies in a sample: None for the sample itself, else the path of what it is a part of, and the last step,
 # which is a key or position (ITEM) or the name of a field. The text is made when there is something to complain of.
 ITEM, FIELD = "item", "field"
-Path = tuple[Any, str, Any] | None
+Path: TypeAlias = tuple[Any, str, Any] | None
 
-Rule = Callable[[list, Path], Any]
+Rule: TypeAlias = Callable[[list[Any], Path], Any]
+
+S = TypeVar("S")
 
 # For where an argument has that name.
 _class = type
@@ -96,7 +98,7 @@ def default_collate(samples: Iterable[Any]) -> Any:
     return _collate(batch, None)
 
 
-def register_collate(type: type, fn: Callable[[list], Any]) -> None:
+def register_collate(type: type[S], fn: Callable[[list[S]], Any]) -> None:
     """Set what `default_collate` makes of samples of a type, at any depth, for the whole process.
 
     Parameters
@@ -137,7 +139,7 @@ def register_collate(type: type, fn: Callable[[list], Any]) -> None:
     _rules[type] = _Registered(fn)
 
 
-def resolve_collate(collate_fn: Any) -> Callable[[list], Any] | None:
+def resolve_collate(collate_fn: object) -> Callable[[Any], Any] | None:
     """The function that an argument `collate_fn` means: a callable itself, ``"torch"`` torch's own; None is None.
 
     Raises
@@ -158,7 +160,8 @@ def resolve_collate(collate_fn: Any) -> Callable[[list], Any] | None:
         from torch.utils.data import default_collate as torch_collate
     except ImportError as error:
         raise ImportError(f'collate_fn="torch" needs torch, which cannot be imported: {error}') from error
-    return torch_collate
+    function: Callable[[Any], Any] = torch_collate
+    return function
 
 
 def buffer_usage() -> dict[str, int]:
@@ -215,7 +218,7 @@ def limit_buffers(num_bytes: int) -> None:
 # ---- which rule ----
 
 
-def _collate(samples: list, path: Path) -> Any:
+def _collate(samples: list[Any], path: Path) -> Any:
     kinds = set(map(type, samples))
     if len(kinds) > 1:
         return _collate_mixed(samples, path)
@@ -229,7 +232,7 @@ def _collate(samples: list, path: Path) -> Any:
     return rule(samples, path)
 
 
-def _collate_mixed(samples: list, path: Path) -> Any:
+def _collate_mixed(samples: list[Any], path: Path) -> Any:
     bases = [_base_with_rule(type(sample)) for sample in samples]
     if None in bases:
         raise _no_rule([sample for sample, base in zip(samples, bases, strict=True) if base is None], path,
@@ -276,10 +279,10 @@ def _learn_libraries() -> bool:
 class _Registered:
     """The rule that ``fn`` makes."""
 
-    def __init__(self, fn: Callable[[list], Any]) -> None:
+    def __init__(self, fn: Callable[[list[Any]], Any]) -> None:
         self.fn = fn
 
-    def __call__(self, samples: list, path: Path) -> Any:
+    def __call__(self, samples: list[Any], path: Path) -> Any:
         try:
             return self.fn(samples)
         except Exception as error:
@@ -291,12 +294,12 @@ class _Registered:
 # ---- numbers ----
 
 
-def _bools(samples: list, path: Path) -> Any:
+def _bools(samples: list[Any], path: Path) -> Any:
     numpy = _numpy()
     return numpy.array(samples, dtype=numpy.bool_)
 
 
-def _ints(samples: list, path: Path) -> Any:
+def _ints(samples: list[Any], path: Path) -> Any:
     numpy = _numpy()
     try:
         return numpy.array(samples, dtype=numpy.int64)
@@ -304,17 +307,17 @@ def _ints(samples: list, path: Path) -> Any:
         raise _overflow(samples, path) from None
 
 
-def _floats(samples: list, path: Path) -> Any:
+def _floats(samples: list[Any], path: Path) -> Any:
     numpy = _numpy()
     return numpy.array(samples, dtype=numpy.float64)
 
 
-def _complexes(samples: list, path: Path) -> Any:
+def _complexes(samples: list[Any], path: Path) -> Any:
     numpy = _numpy()
     return numpy.array(samples, dtype=numpy.complex128)
 
 
-def _numpy_scalars(samples: list, path: Path) -> Any:
+def _numpy_scalars(samples: list[Any], path: Path) -> Any:
     dtype = samples[0].dtype
     # Of the others, the class says it all.
     if dtype.kind in "mMV" and any(sample.dtype != dtype for sample in samples):
@@ -323,7 +326,7 @@ def _numpy_scalars(samples: list, path: Path) -> Any:
     return _numpy().array(samples, dtype=dtype)
 
 
-def _arrays(samples: list, path: Path) -> Any:
+def _arrays(samples: list[Any], path: Path) -> Any:
     numpy = _numpy()
     first = samples[0]
     if not _is_plain(numpy, type(first)):
@@ -345,7 +348,7 @@ def _arrays(samples: list, path: Path) -> Any:
     return _stack(numpy, samples, shape, stacked_dtype)
 
 
-def _stack(numpy: Any, samples: list, shape: tuple[int, ...], dtype: Any) -> Any:
+def _stack(numpy: Any, samples: list[Any], shape: tuple[int, ...], dtype: Any) -> Any:
     """Stack arrays of one shape, whose dtypes can be converted to `dtype` without a loss."""
     row_size = samples[0].size * dtype.itemsize
     size = len(samples) * row_size
@@ -363,7 +366,7 @@ def _stack(numpy: Any, samples: list, shape: tuple[int, ...], dtype: Any) -> Any
     return stacked
 
 
-def _mixed_numbers(samples: list, path: Path) -> Any:
+def _mixed_numbers(samples: list[Any], path: Path) -> Any:
     """Collate numbers of different classes, which is fine if they come to the same dtype."""
     numpy = _numpy()
     dtypes = []
@@ -387,7 +390,7 @@ def _is_plain(numpy: Any, kind: type) -> bool:
     return kind is numpy.ndarray or kind is numpy.memmap
 
 
-def _common_dtype(numpy: Any, dtypes: list, path: Path) -> Any:
+def _common_dtype(numpy: Any, dtypes: list[Any], path: Path) -> Any:
     native = {dtype if dtype.isnative else dtype.newbyteorder("=") for dtype in dtypes}
     kinds = {dtype.kind for dtype in native}
     if len(native) == 1 or kinds == {"U"} or kinds == {"S"}:
@@ -395,13 +398,13 @@ def _common_dtype(numpy: Any, dtypes: list, path: Path) -> Any:
     raise _differ("dtypes", dtypes, path)
 
 
-def _refuse_objects(samples: list, dtype: Any, path: Path) -> None:
+def _refuse_objects(samples: list[Any], dtype: Any, path: Path) -> None:
     if dtype.hasobject and dtype.kind in "OV":
         raise TypeError(f"cannot collate {_shown_path(path)}: an array of dtype {dtype} holds Python objects, "
                         f"for which there is no rule ({_at(range(len(samples)))})")
 
 
-def _tensors(samples: list, path: Path) -> Any:
+def _tensors(samples: list[Any], path: Path) -> Any:
     shapes = [tuple(sample.shape) for sample in samples]
     if len(set(shapes)) > 1:
         raise _differ("shapes", shapes, path)
@@ -427,11 +430,11 @@ def _numpy() -> Any:
 # ---- what holds others ----
 
 
-def _kept(samples: list, path: Path) -> list:
+def _kept(samples: list[Any], path: Path) -> list[Any]:
     return samples
 
 
-def _mappings(samples: list, path: Path) -> Any:
+def _mappings(samples: list[Any], path: Path) -> Any:
     first = samples[0]
     keys = first.keys()
     if any(sample.keys() != keys for sample in samples):
@@ -440,7 +443,7 @@ def _mappings(samples: list, path: Path) -> Any:
     return container_like(first, columns, columns, MutableMapping)
 
 
-def _sequences(samples: list, path: Path) -> Any:
+def _sequences(samples: list[Any], path: Path) -> Any:
     first: Any = samples[0]
     kind: Any = type(first)
     length = len(first)
@@ -456,11 +459,11 @@ def _sequences(samples: list, path: Path) -> Any:
 # ---- what errors say ----
 
 
-def _differ(what: str, values: list, path: Path) -> ValueError:
+def _differ(what: str, values: list[Any], path: Path) -> ValueError:
     return ValueError(f"cannot collate {_shown_path(path)}: {what} differ: {_grouped(values)}")
 
 
-def _no_rule(samples: list, path: Path, positions: Iterable[int] | None = None) -> TypeError:
+def _no_rule(samples: list[Any], path: Path, positions: Iterable[int] | None = None) -> TypeError:
     if positions is None:
         positions = range(len(samples))
     kinds = [type_name(sample) for sample in samples]
@@ -470,7 +473,7 @@ def _no_rule(samples: list, path: Path, positions: Iterable[int] | None = None) 
     return TypeError(f"cannot collate {_shown_path(path)}: no rule for {_grouped(kinds, list(positions))}; {hint}")
 
 
-def _overflow(samples: list, path: Path) -> OverflowError:
+def _overflow(samples: list[Any], path: Path) -> OverflowError:
     beyond = [position for position, sample in enumerate(samples)
               if isinstance(sample, int) and not -2**63 <= sample < 2**63]
     return OverflowError(f"cannot collate {_shown_path(path)}: ints must fit int64, "
@@ -490,7 +493,7 @@ def _shown_path(path: Path) -> str:
     return "sample" + "".join(reversed(steps))
 
 
-def _grouped(values: list, positions: list[int] | None = None) -> str:
+def _grouped(values: list[Any], positions: list[int] | None = None) -> str:
     """Which values there are, and where: ``(3, 4) at positions 0, 1; (3, 5) at position 2``."""
     places: dict[str, list[int]] = {}
     for position, value in zip(range(len(values)) if positions is None else positions, values, strict=True):
@@ -525,7 +528,7 @@ def _add_note_once(error: BaseException, note: str) -> None:
 
 
 NUMERIC = {_bools, _ints, _floats, _complexes, _numpy_scalars, _arrays}
-DTYPES = {_bools: "bool", _ints: "int64", _floats: "float64", _complexes: "complex128"}
+DTYPES: dict[Rule, str] = {_bools: "bool", _ints: "int64", _floats: "float64", _complexes: "complex128"}
 # Where another class at another position would lose what it has more than the first.
 TYPE_KEEPING = {_mappings, _sequences}
 # Sequences that nobody means to be taken apart, into one array for each byte.

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 
-def container_like(value: Any, parts: Any, changed: Iterable, mutable: type) -> Any:
+def container_like(value: Any, parts: Any, changed: Iterable[Any], mutable: type) -> Any:
     """A container like `value` that holds `parts`, which differ from its own in the places that are `changed`.
 
     Parameters
@@ -28,7 +28,7 @@ def container_like(value: Any, parts: Any, changed: Iterable, mutable: type) -> 
     try:
         if not isinstance(value, mutable):
             return kind(parts)
-        result = copy.copy(value)  # it may have more than its parts, such as the factory of a defaultdict
+        result: Any = copy.copy(value)  # it may have more than its parts, such as the factory of a defaultdict
         if result is not value:
             for place in changed:  # not update(), which adds up in a Counter
                 result[place] = parts[place]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from dataloader_rs.errors import type_name
 from dataloader_rs.foreign import is_foreign_dataset
 from dataloader_rs.stream import is_stream
 
+if TYPE_CHECKING:
+    from dataloader_rs.protocols import SupportsLenGetitem
+
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -42,7 +46,7 @@ class PyDataset(Generic[T_co]):
     16
     """
 
-    serial_dataset: ClassVar[bool] = False
+    serial_dataset: bool = False
 
     def __len__(self) -> int:
         raise NotImplementedError(f"{type_name(self)} must implement __len__")
@@ -51,7 +55,7 @@ class PyDataset(Generic[T_co]):
         raise NotImplementedError(f"{type_name(self)} must implement __getitem__")
 
     @staticmethod
-    def of(source: object) -> PyDataset:
+    def of(source: SupportsLenGetitem[T]) -> PyDataset[T]:
         """Adapt any object with ``__len__`` and ``__getitem__`` (and ``__getitems__``, if it has it).
 
         Parameters
@@ -90,25 +94,26 @@ class PyDataset(Generic[T_co]):
 PyDatasetBase = PyDataset
 
 
-class _Adapter(PyDataset):
+class _Adapter(PyDataset[T_co]):
     """An object that is no PyDataset, in the clothes of one."""
 
-    def __init__(self, source: object) -> None:
+    def __init__(self, source: SupportsLenGetitem[T_co]) -> None:
         self.source = source
 
     def __len__(self) -> int:
-        return len(self.source)  # type: ignore[arg-type]
+        return len(self.source)
 
-    def __getitem__(self, index: int) -> object:
-        return self.source[index]  # type: ignore[index]
+    def __getitem__(self, index: int) -> T_co:
+        return self.source[index]
 
     def __repr__(self) -> str:
         return f"PyDataset.of({self.source!r})"
 
 
-class _BatchedAdapter(_Adapter):
-    def __getitems__(self, indices: list[int]) -> object:
-        return self.source.__getitems__(indices)  # type: ignore[attr-defined]
+class _BatchedAdapter(_Adapter[T_co]):
+    def __getitems__(self, indices: list[int]) -> Any:
+        source: Any = self.source
+        return source.__getitems__(indices)
 
 
 def checked_dataset(dataset: Any) -> Any:
@@ -119,7 +124,7 @@ def checked_dataset(dataset: Any) -> Any:
                     f"dataloader_rs.PyDataset, or wrap the object with PyDataset.of(obj)")
 
 
-def fetch_many_of(dataset: object):
+def fetch_many_of(dataset: object) -> Any:
     """The dataset's ``__getitems__``, bound, or None if its class has none or turned it off.
 
     Looked up as Python looks up its own special methods: on the class, so that neither an attribute of the instance

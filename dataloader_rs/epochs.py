@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dataloader_rs._core import Counter
 
 EPOCH_END = 2**64
@@ -35,7 +37,7 @@ def is_told_epochs(receiver: object) -> bool:
     return callable(getattr(type(receiver), "set_epoch", None))
 
 
-def tell_epoch(receiver: object, epoch: int) -> None:
+def tell_epoch(receiver: Any, epoch: int) -> None:
     """Call ``receiver.set_epoch(epoch)`` if it has that."""
     if is_told_epochs(receiver):
-        receiver.set_epoch(epoch)  # type: ignore[attr-defined]
+        receiver.set_epoch(epoch)

@@ -9,11 +9,11 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 
-def _fetch_run(dataset: Any, run: Iterator[int]) -> list:
+def _fetch_run(dataset: Any, run: Iterator[int]) -> list[Any]:
     return [dataset[index] for index in run]
 
 
-def fetch_run_for(dataset: object) -> Callable[[Any, Iterator[int]], list]:
+def fetch_run_for(dataset: object) -> Callable[[Any, Iterator[int]], list[Any]]:
     """A function ``fetch_run(dataset, run)`` that returns the items of a run, in order.
 
     What is left in `run` after an exception tells which item raised it. Each type of dataset has a copy of its own,
@@ -30,4 +30,4 @@ def fetch_run_for(dataset: object) -> Callable[[Any, Iterator[int]], list]:
     return function
 
 
-_of_type: WeakKeyDictionary[type, Callable[[Any, Iterator[int]], list]] = WeakKeyDictionary()
+_of_type: WeakKeyDictionary[type, Callable[[Any, Iterator[int]], list[Any]]] = WeakKeyDictionary()

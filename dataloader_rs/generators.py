@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dataloader_rs.arguments import checked_uint64
 from dataloader_rs.errors import shown, type_name
 from dataloader_rs.foreign import is_instance_of
 from dataloader_rs.locks import ForkSafeLock
+
+if TYPE_CHECKING:
+    import random
 
 # One for all generators, as several loaders may share one.
 _drawing = ForkSafeLock()
@@ -56,7 +59,7 @@ def _from_numpy(generator: Any) -> int:
     return generator.integers(0, 2**64 - 1, endpoint=True, dtype="uint64")
 
 
-def _from_random(generator: Any) -> int:
+def _from_random(generator: random.Random) -> int:
     return generator.getrandbits(64)
 
 
@@ -64,7 +67,7 @@ def _from_torch(generator: Any) -> int:
     torch = sys.modules["torch"]
     # A generator draws on its own device only, which need not be the default one.
     number = torch.empty((), dtype=torch.int64, device=generator.device)
-    return number.random_(-2**63, None, generator=generator).item() % 2**64
+    return int(number.random_(-2**63, None, generator=generator).item()) % 2**64
 
 
 KINDS = (("numpy.random", "Generator", _from_numpy), ("random", "Random", _from_random),

@@ -6,7 +6,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 from dataloader_rs._core import MAX_THREADS, Counter, PyDataloaderIter, Recipe, WorkerPool, start_epoch, start_stream
 from dataloader_rs._shuffle import ShuffledOrder
@@ -38,12 +38,25 @@ from dataloader_rs.torch_arguments import (
 )
 from dataloader_rs.worker_info import Crew
 
-B_co = TypeVar("B_co", covariant=True)
+if TYPE_CHECKING:
+    from typing import Self, Unpack
+
+    import typing_extensions  # of the type checker
+
+    from dataloader_rs.protocols import AnyDataset, BatchSampler, LoaderOptions
+
+    T = TypeVar("T")
+    B = TypeVar("B")
+    B_co = typing_extensions.TypeVar("B_co", covariant=True, default=Any)
+else:
+    B_co = TypeVar("B_co", covariant=True)  # typing's own can have a default from 3.13 on
+
+T_co = TypeVar("T_co", covariant=True)
 
 MAX_COUNT = 2**63 - 1
 
 
-class PyDataloader(Generic[B_co]):
+class PyDataloader(Generic[T_co, B_co]):
     """Loads the batches of a dataset, in order, on worker threads.
 
     Parameters
@@ -170,15 +183,100 @@ class PyDataloader(Generic[B_co]):
     [['a', 'b'], ['c', 'd'], ['e']]
     """
 
+    # For type checkers: the arguments, which cannot be set. What a dataset has beside its items is its own affair.
+    dataset: Any
+    batch_size: int | None
+    prefetch_depth: int
+    shuffle: bool
+    sampler: Iterable[int] | None
+    num_workers: int
+    collate_fn: Callable[[Any], B_co] | None
+    drop_last: bool
+    seed: int | None
+    items_in_parallel: int
+    batch_sampler: Iterable[Iterable[int]] | None
+    timeout: float
+    in_order: bool
+    across_epochs: bool
+    defer_refcount: bool
+    adaptive: bool
+    generator: Any
+    prefetch_factor: int | None
+    persistent_workers: bool
+    multiprocessing_context: Any
+    pin_memory: bool
+    pin_memory_device: str
+    serial_dataset: bool | None
+    worker_init_fn: Callable[[int], object] | None
+    worker_exit_fn: Callable[[int], object] | None
+    rng_seed: int
+    _given_rng_seed: int | None
+
+    # The type of a batch: without collate_fn a list of samples, or, with batch_size=None, the sample. "..." stands for
+    # an argument that must be there, after some that need not.
+
+    @overload
+    def __init__(
+        self: PyDataloader[T, list[T]], dataset: AnyDataset[T], batch_size: int = 1, prefetch_depth: int = 2,
+        shuffle: bool = False, sampler: Iterable[int] | None = None, num_workers: int = 0, collate_fn: None = None,
+        drop_last: bool = False, seed: int | None = None, items_in_parallel: int = 1, *,
+        batch_sampler: BatchSampler | None = None, **options: Unpack[LoaderOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: PyDataloader[T, T], dataset: AnyDataset[T], batch_size: None, prefetch_depth: int = 2,
+        shuffle: bool = False, sampler: Iterable[int] | None = None, num_workers: int = 0, collate_fn: None = None,
+        drop_last: bool = False, seed: int | None = None, items_in_parallel: int = 1, *,
+        batch_sampler: None = None, **options: Unpack[LoaderOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: PyDataloader[T, list[T]], dataset: AnyDataset[T], batch_size: None, prefetch_depth: int = 2,
+        shuffle: bool = False, sampler: Iterable[int] | None = None, num_workers: int = 0, collate_fn: None = None,
+        drop_last: bool = False, seed: int | None = None, items_in_parallel: int = 1, *,
+        batch_sampler: BatchSampler, **options: Unpack[LoaderOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: PyDataloader[T, B], dataset: AnyDataset[T], batch_size: int = 1, prefetch_depth: int = 2,
+        shuffle: bool = False, sampler: Iterable[int] | None = None, num_workers: int = 0,
+        collate_fn: Callable[[list[T]], B] = ...,
+        drop_last: bool = False, seed: int | None = None, items_in_parallel: int = 1, *,
+        batch_sampler: BatchSampler | None = None, **options: Unpack[LoaderOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: PyDataloader[T, B], dataset: AnyDataset[T], batch_size: None, prefetch_depth: int = 2,
+        shuffle: bool = False, sampler: Iterable[int] | None = None, num_workers: int = 0,
+        collate_fn: Callable[[T], B] = ...,
+        drop_last: bool = False, seed: int | None = None, items_in_parallel: int = 1, *,
+        batch_sampler: None = None, **options: Unpack[LoaderOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: PyDataloader[T, B], dataset: AnyDataset[T], batch_size: None, prefetch_depth: int = 2,
+        shuffle: bool = False, sampler: Iterable[int] | None = None, num_workers: int = 0,
+        collate_fn: Callable[[list[T]], B] = ...,
+        drop_last: bool = False, seed: int | None = None, items_in_parallel: int = 1, *,
+        batch_sampler: BatchSampler, **options: Unpack[LoaderOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: PyDataloader[T, Any], dataset: AnyDataset[T], batch_size: int | None = 1, prefetch_depth: int = 2,
+        shuffle: bool = False, sampler: Iterable[int] | None = None, num_workers: int = 0,
+        collate_fn: Literal["torch"] = ...,
+        drop_last: bool = False, seed: int | None = None, items_in_parallel: int = 1, *,
+        batch_sampler: BatchSampler | None = None, **options: Unpack[LoaderOptions],
+    ) -> None: ...
     def __init__(
         self,
-        dataset: PyDataset | PyIterableDataset,
+        dataset: PyDataset[Any] | PyIterableDataset[Any] | Any,
         batch_size: int | None = 1,
         prefetch_depth: int = 2,
         shuffle: bool = False,
         sampler: Iterable[int] | None = None,
         num_workers: int = 0,
-        collate_fn: Callable[[list], B_co] | str | None = None,
+        collate_fn: Callable[[Any], Any] | str | None = None,
         drop_last: bool = False,
         seed: int | None = None,
         items_in_parallel: int = 1,
@@ -319,7 +417,7 @@ class PyDataloader(Generic[B_co]):
         if self.sampler is not None:
             num_items = _sampler_length("sampler", self.sampler)
         else:
-            num_items = len(self.dataset)  # type: ignore[arg-type]
+            num_items = len(self.dataset)
         batch_size = 1 if self.batch_size is None else self.batch_size
         return num_items // batch_size if self.drop_last else -(-num_items // batch_size)
 
@@ -368,7 +466,14 @@ class PyDataloader(Generic[B_co]):
         self._pools.here().close()
         self._ahead.release()
 
-    def __enter__(self) -> PyDataloader[B_co]:
+    def __class_getitem__(cls, parameters: Any) -> Any:
+        # As for type checkers, B may be left out; a subclass has parameters of its own.
+        if cls is PyDataloader and not isinstance(parameters, tuple):
+            parameters = (parameters, Any)
+        generic: Any = super()
+        return generic.__class_getitem__(parameters)
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -441,13 +546,14 @@ class PyDataloader(Generic[B_co]):
         indices, num_items, stream, epoch = self._order(take_epoch)
         return start_epoch(self._recipe, pool, indices, num_items, stream, epoch, after), epoch
 
-    def _order(self, take_epoch: Callable[[], int]) -> tuple[object, int, IndexStream | BatchStream | None, int]:
+    def _order(self, take_epoch: Callable[[], int]) -> tuple[Any, int, IndexStream | BatchStream | None, int]:
         """Indices of an epoch, how many of them make up batches, where further ones come from; its number."""
         stream: IndexStream | BatchStream | None = None
         indices: Any
         if self.batch_sampler is not None:
             is_again = self._reads.take() > 0
             return [], 0, BatchStream(self.batch_sampler, is_again and self._may_be_used_up()), take_epoch()
+        length: int | None
         if self.sampler is None:
             length = len(self.dataset)
             epoch = take_epoch()
@@ -487,10 +593,10 @@ def _check_stream(**arguments: object) -> None:
                              f"in its own order: got {name}={shown(value)}")
 
 
-def _known_length(sized: object) -> int | None:
+def _known_length(sized: Any) -> int | None:
     """How long a sampler or stream says it is. Some have a ``__len__`` only to say that they do not know."""
     try:
-        return len(sized)  # type: ignore[arg-type]
+        return len(sized)
     except (TypeError, NotImplementedError):
         return None
 

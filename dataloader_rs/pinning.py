@@ -26,10 +26,10 @@ PLAIN = frozenset({str, bytes, int, float, bool, complex, type(None)})
 _warned = threading.Lock()
 
 
-def pinned_collate(collate_fn: Callable[[list], Any] | None) -> Callable[[list], Any]:
+def pinned_collate(collate_fn: Callable[[list[Any]], Any] | None) -> Callable[[list[Any]], Any]:
     """A `collate_fn` that pins what `collate_fn` returns, on the thread that calls it; None stands for the list."""
 
-    def collate(samples: list) -> Any:
+    def collate(samples: list[Any]) -> Any:
         return pin(samples if collate_fn is None else collate_fn(samples))
 
     return collate

@@ -109,7 +109,8 @@ def sample_rng(offset: int | None = None) -> numpy.random.Generator:
 
 def key_of(purpose: int, rng_seed: int, epoch: int, position: int) -> bytes:
     """See NOTE [ keys ]. All four are at least 0 and below 2**64; the result has 16 bytes."""
-    return _blake2b()(_pack(purpose, rng_seed, epoch, position), digest_size=16, person=VERSION).digest()
+    key: bytes = _blake2b()(_pack(purpose, rng_seed, epoch, position), digest_size=16, person=VERSION).digest()
+    return key
 
 
 def worker_seed(rng_seed: int, worker: int) -> int:

@@ -31,7 +31,7 @@ class SampleSeed(ISpawnableSeedSequence):
             return numpy.frombuffer(self._key, dtype="<u8").astype(numpy.uint64, copy=False)
         return self._spawner().generate_state(n_words, dtype)
 
-    def spawn(self, n_children: int) -> list[SeedSequence]:
+    def spawn(self, n_children: int) -> list[Any]:
         """Seeds of independent streams, the same ones whenever this sample is loaded."""
         return self._spawner().spawn(n_children)
 
@@ -43,4 +43,5 @@ class SampleSeed(ISpawnableSeedSequence):
 
 def generator_of(key: bytes) -> numpy.random.Generator:
     """A generator on top of Philox with this key."""
-    return numpy.random.Generator(numpy.random.Philox(SampleSeed(key)))
+    seed: Any = SampleSeed(key)  # NumPy takes any ISeedSequence, which its types do not say
+    return numpy.random.Generator(numpy.random.Philox(seed))

@@ -13,7 +13,7 @@ import warnings
 from array import array
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from dataloader_rs.errors import shown, type_name
 from dataloader_rs.foreign import is_instance_of
@@ -27,7 +27,7 @@ END = object()
 Indices: TypeAlias = "array[int] | list[int]"
 
 
-def read_all(sampler: Iterable, name: str = "sampler", place: str = "") -> Indices:
+def read_all(sampler: Iterable[Any], name: str = "sampler", place: str = "") -> Indices:
     """All indices of a sampler, checked. Ctrl-C ends a read that does not end.
 
     `name` and `place` are for messages: what yields the indices, and where in an epoch.
@@ -75,13 +75,13 @@ class IndexStream:
         What the sampler raises at the start, TypeError or ValueError for an index that is none.
     """
 
-    def __init__(self, sampler: Iterable, batch_size: int, drop_last: bool, length: int = 0) -> None:
+    def __init__(self, sampler: Iterable[Any], batch_size: int, drop_last: bool, length: int = 0) -> None:
         self._iterator = iter(sampler)
         self._batch_size = batch_size
         self._drop_last = drop_last
         self._position = 0
         self._rest: Indices = array("q")
-        self.ended = False
+        self.ended: bool = False
         self.error: BaseException | None = None
         self._read(max(READ_AHEAD, length + 1))
         if self.error is not None:
@@ -94,7 +94,7 @@ class IndexStream:
         if not self.ended or drop_last:
             whole -= whole % batch_size
         # Cut in place: a copy of many indices takes its time, and as much memory again.
-        self.head = self._rest
+        self.head: Indices = self._rest
         self._rest = self.head[whole:]
         del self.head[whole:]
 
@@ -147,7 +147,7 @@ class BatchStream:
         self._sampler = batch_sampler
         self._num_drawn = 0
         self._is_expected = is_expected
-        self.ended = False
+        self.ended: bool = False
 
     def draw(self) -> list[list[int]]:
         """One batch more, in a list, which is empty at the end.
@@ -168,11 +168,11 @@ class BatchStream:
             warn_of_nothing("batch_sampler", self._sampler, stacklevel=3)
         return []
 
-    def _read_batch(self, batch: object) -> Indices:
+    def _read_batch(self, batch: Any) -> Indices:
         if not is_iterable(batch):
             raise TypeError(f"batch_sampler must yield iterables of indices, got {shown(batch)} "
                             f"({type_name(batch)}) as batch {self._num_drawn}")
-        return read_all(batch, "batch_sampler", f" of batch {self._num_drawn}")  # type: ignore[arg-type]
+        return read_all(batch, "batch_sampler", f" of batch {self._num_drawn}")
 
 
 # By the type: an object may call itself an instance of anything, and the metaclass of a class that cannot be hashed
@@ -196,13 +196,14 @@ def warn_of_nothing(name: str, sampler: object, stacklevel: int) -> None:
                   f"this epoch is empty", RuntimeWarning, stacklevel=stacklevel)
 
 
-def _read(iterator: Iterator, count: int, position: int, name: str = "sampler",
+def _read(iterator: Iterator[Any], count: int, position: int, name: str = "sampler",
           place: str = "") -> tuple[Indices, BaseException | None]:
     """Up to `count` indices, the first of which is number `position` of the epoch, and what ended them early.
 
     What was drawn before an error is kept. A StopIteration that is not the end of the iterator counts as an error.
     """
-    values: list = []
+    indices: Indices
+    values: list[Any] = []
     error: BaseException | None = None
     try:
         values.extend(islice(iterator, count))
@@ -224,7 +225,7 @@ def _read(iterator: Iterator, count: int, position: int, name: str = "sampler",
         error = wrong = None  # see NOTE [ errors and frames ]
 
 
-def _read_one_by_one(values: list, position: int, name: str, place: str) -> tuple[Indices, BaseException | None]:
+def _read_one_by_one(values: list[Any], position: int, name: str, place: str) -> tuple[Indices, BaseException | None]:
     indices: list[int] = []
     try:
         for value in values:
@@ -234,9 +235,9 @@ def _read_one_by_one(values: list, position: int, name: str, place: str) -> tupl
     return indices, None
 
 
-def _checked(value: object, position: int, name: str, place: str) -> int:
+def _checked(value: Any, position: int, name: str, place: str) -> int:
     try:
-        index = operator.index(value)  # type: ignore[arg-type]
+        index = operator.index(value)
     except TypeError:
         raise TypeError(f"{name} must yield integers, got {shown(value)} ({type_name(value)}) "
                         f"at position {position}{place}") from None
@@ -251,6 +252,7 @@ def _negative(index: int, position: int, name: str, place: str) -> ValueError:
 
 def _joined(first: Indices, second: Indices) -> Indices:
     if type(first) is type(second):
-        first += second  # type: ignore[operator]
+        same: Any = second
+        first += same
         return first
     return [*first, *second]

@@ -49,14 +49,14 @@ class SerialDataset:
         return fetch_many_serially
 
 
-def is_serial(source: object, argument: bool | None) -> bool:
+def is_serial(source: Any, argument: bool | None) -> bool:
     """Whether `source` is to be asked serially: what the argument says, else the attribute ``serial_dataset``."""
     if argument is not None:
         return argument
     # Not by getattr alone: some objects answer every attribute.
     if inspect.getattr_static(source, "serial_dataset", None) is None:
         return False
-    return checked_flag("serial_dataset", source.serial_dataset)  # type: ignore[attr-defined]
+    return checked_flag("serial_dataset", source.serial_dataset)
 
 
 def serial_proxy_of(source: object) -> SerialDataset:

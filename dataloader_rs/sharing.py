@@ -86,7 +86,7 @@ def walk(root: object, defer: Callable[[Any], None], make_immortal: Callable[[An
     seen: dict[int, object] = {}
     stack = [root]
     while stack:
-        obj = stack.pop()
+        obj: Any = stack.pop()
         kind = type(obj)
         if kind is str or kind is int or kind is float or kind is bytes or kind is complex:
             if make_immortal is not None:
@@ -94,19 +94,19 @@ def walk(root: object, defer: Callable[[Any], None], make_immortal: Callable[[An
             continue
         if obj is LOOKED_INTO:
             obj = stack.pop()
-            if make_immortal is None or not all(map(is_immortal, obj)) or not make_immortal(obj):  # type: ignore
+            if make_immortal is None or not all(map(is_immortal, obj)) or not make_immortal(obj):
                 defer(obj)
             continue
         if id(obj) in seen:
             continue
         # The methods are those of the base, because a subclass may answer anything.
         if issubclass(kind, dict):
-            stack.extend(dict.keys(obj))  # type: ignore[arg-type]
-            stack.extend(dict.values(obj))  # type: ignore[arg-type]
+            stack.extend(dict.keys(obj))
+            stack.extend(dict.values(obj))
         elif issubclass(kind, list):
-            stack.extend(list.__iter__(obj))  # type: ignore[arg-type]
+            stack.extend(list.__iter__(obj))
         elif issubclass(kind, set):
-            stack.extend(set.__iter__(obj))  # type: ignore[arg-type]
+            stack.extend(set.__iter__(obj))
         elif issubclass(kind, tuple) or issubclass(kind, frozenset):
             base: Any = tuple if issubclass(kind, tuple) else frozenset
             if kind is base:

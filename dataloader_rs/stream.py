@@ -5,11 +5,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from dataloader_rs.errors import shown, type_name
 from dataloader_rs.foreign import is_foreign_stream
 
+if TYPE_CHECKING:
+    from dataloader_rs.protocols import SupportsIter
+
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -40,7 +44,7 @@ class PyIterableDataset(Generic[T_co]):
         raise NotImplementedError(f"{type_name(self)} must implement __iter__")
 
     @staticmethod
-    def of(source: object) -> PyIterableDataset:
+    def of(source: SupportsIter[T]) -> PyIterableDataset[T]:
         """Adapt any iterable.
 
         Parameters
@@ -70,17 +74,18 @@ class PyIterableDataset(Generic[T_co]):
         return _Adapter(source)
 
 
-class _Adapter(PyIterableDataset):
+class _Adapter(PyIterableDataset[T_co]):
     """An iterable that is no PyIterableDataset, in the clothes of one."""
 
-    def __init__(self, source: Iterable) -> None:
+    def __init__(self, source: SupportsIter[T_co]) -> None:
         self.source = source
 
-    def __iter__(self) -> Iterator:
+    def __iter__(self) -> Iterator[T_co]:
         return iter(self.source)
 
     def __len__(self) -> int:
-        return len(self.source)  # type: ignore[arg-type]
+        source: Any = self.source
+        return len(source)
 
     def __repr__(self) -> str:
         return f"PyIterableDataset.of({self.source!r})"
@@ -91,7 +96,7 @@ def is_stream(dataset: object) -> bool:
     return isinstance(dataset, PyIterableDataset) or is_foreign_stream(dataset)
 
 
-def readers_of(dataset: Any, num_workers: int) -> list[Iterator]:
+def readers_of(dataset: Any, num_workers: int) -> list[Iterator[Any]]:
     """The iterators that the workers of one epoch read: one for all, or one for each.
 
     Raises
@@ -99,7 +104,7 @@ def readers_of(dataset: Any, num_workers: int) -> list[Iterator]:
     Exception
         What the dataset raises; a ValueError if it has not as many shards as it was asked for.
     """
-    if num_workers < 2 or not isinstance(dataset, PyIterableDataset) or getattr(type(dataset), "shards", None) is None:
+    if num_workers < 2 or not _has_shards(dataset):
         return [iter(dataset)]
     most = 2 * num_workers + 1000  # so that shards without end are an error, too
     shards = list(islice(dataset.shards(num_workers), most))
@@ -107,6 +112,10 @@ def readers_of(dataset: Any, num_workers: int) -> list[Iterator]:
         raise ValueError(f"{type_name(dataset)}.shards({num_workers}) must return {num_workers} iterables, "
                          f"got {'at least ' if len(shards) == most else ''}{len(shards)}")
     return [iter(shard) for shard in shards]
+
+
+def _has_shards(dataset: object) -> bool:
+    return isinstance(dataset, PyIterableDataset) and getattr(type(dataset), "shards", None) is not None
 
 
 class LengthCheck:

@@ -73,4 +73,4 @@ def _frame_of(thread_name: str) -> FrameType | None:
     at = frame.f_lasti
     time.sleep(_STUCK_FOR)
     again = sys._current_frames().get(ident)
-    return again if again is frame and again.f_lasti == at else None
+    return frame if again is frame and frame.f_lasti == at else None

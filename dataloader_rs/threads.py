@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import sys
 import threading
+from typing import Any
 
 DEFAULT_STACK_SIZE = 8 << 20
+
+_threading: Any = threading  # with its private names
 
 # Held while a thread is made known to `threading`, which then holds locks that the child of a fork could not get.
 _adopting = threading.RLock()
@@ -39,19 +42,19 @@ def forget_thread() -> None:
     if sys.getprofile() is not None:
         sys.setprofile(None)
     if sys.version_info < (3, 13):
-        with threading._active_limbo_lock:  # type: ignore[attr-defined]
-            threading._active.pop(threading.get_ident(), None)  # type: ignore[attr-defined]
+        with _threading._active_limbo_lock:
+            _threading._active.pop(threading.get_ident(), None)
 
 
 def hold_for_fork() -> None:
     """Before a fork: wait until no worker is inside `threading`, and let none enter it."""
     _adopting.acquire()
-    threading._active_limbo_lock.acquire()  # type: ignore[attr-defined]
+    _threading._active_limbo_lock.acquire()
 
 
 def release_in_parent() -> None:
     """After the fork, in the parent."""
-    threading._active_limbo_lock.release()  # type: ignore[attr-defined]
+    _threading._active_limbo_lock.release()
     _adopting.release()
 
 

@@ -99,7 +99,7 @@ class Crew:
         self._dataset: Callable[[], object] = lambda: dataset
         # Without functions the dataset is asked for in calls only, where the epoch keeps it alive. So a thread that is
         # slow to start or to end does not keep it from being freed. (An adapter is not what the epoch keeps.)
-        if init_function is None and exit_function is None and indexed_object(dataset) is dataset:  # type: ignore
+        if init_function is None and exit_function is None and indexed_object(dataset) is dataset:
             try:
                 self._dataset = weakref.ref(dataset)
             except TypeError:

@@ -21,6 +21,7 @@ from dataloader_rs import PyDataloader, PyDataset
 
 Sample = tuple[np.ndarray, int]
 Batch = tuple[np.ndarray, np.ndarray]
+Loader = PyDataloader[Sample, Batch]
 
 
 def cached_images(folder: Path) -> list[Path]:
@@ -131,7 +132,7 @@ class Classifier:
         return float(loss)
 
 
-def train(model: Classifier, loader: PyDataloader, epochs: int) -> None:
+def train(model: Classifier, loader: Loader, epochs: int) -> None:
     """Train for some epochs; the learning rate falls to zero along half a cosine."""
     with tqdm(total=epochs * len(loader), unit="batch", desc="training", mininterval=0.5) as progress:
         for epoch in range(epochs):
@@ -143,13 +144,13 @@ def train(model: Classifier, loader: PyDataloader, epochs: int) -> None:
                 progress.update()
 
 
-def accuracy(model: Classifier, loader: PyDataloader) -> float:
+def accuracy(model: Classifier, loader: Loader) -> float:
     """Share of images that the model names correctly."""
     right = sum(int((model.forward(pixels)[1].argmax(axis=1) == digits).sum()) for pixels, digits in loader)
     return right / len(loader.dataset)
 
 
-def images_per_second(loaders: list[PyDataloader], passes: int = 3) -> list[float]:
+def images_per_second(loaders: list[Loader], passes: int = 3) -> list[float]:
     """Median speed of each loader with nothing else to do; they take turns, after one pass to warm up."""
     speeds: list[list[float]] = [[] for _ in loaders]
     for measured in range(passes + 1):
@@ -185,7 +186,7 @@ def cache_folder() -> Path:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--workers", type=int, default=usable_cores(), help="threads that load (%(default)s)")
     parser.add_argument("--epochs", type=int, default=10, help="times to go over the images (%(default)s)")
     parser.add_argument("--batch-size", type=int, default=32, help="images in a batch (%(default)s)")
@@ -201,7 +202,7 @@ def main() -> int:
     print(f"{interpreter()}, {usable_cores()} cores, {options.workers} workers")
     print(f"{len(paths)} images in {options.images}: {len(training)} to train on, {len(held_out)} held out")
 
-    def loader(dataset: DigitImages, num_workers: int) -> PyDataloader:
+    def loader(dataset: DigitImages, num_workers: int) -> Loader:
         return PyDataloader(
             dataset,
             batch_size=options.batch_size,

@@ -325,7 +325,7 @@ def test_dataset_that_forgets_the_base_init_works(num_workers):
 
 
 def test_dataset_class_is_generic():
-    """``PyDataset[T]``, ``PyDataloader[T]`` and ``PyDataloaderIter[T]`` can be written in annotations."""
+    """``PyDataset[T]``, ``PyDataloader[T, B]`` and ``PyDataloaderIter[B]`` can be written in annotations."""
     class Typed(PyDataset[int]):
         def __len__(self):
             return 1
@@ -333,7 +333,7 @@ def test_dataset_class_is_generic():
         def __getitem__(self, index):
             return index
 
-    assert list(PyDataloader[list[int]](Typed())) == [[0]]
+    assert list(PyDataloader[int, list[int]](Typed())) == [[0]]
     assert PyDataloaderIter[int].__origin__ is PyDataloaderIter
 
 

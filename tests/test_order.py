@@ -119,6 +119,7 @@ def test_items_finished_in_any_order_stand_in_theirs(order, workers):
         dataset.wait_until_started(range(3))
         for index in order:
             dataset.open(index)
+        return None
 
     assert run_threaded(open_in_order, 2)[1] == [0, 1, 2]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 import pickle
 import struct
 import threading
@@ -540,7 +541,7 @@ def test_bits_of_neighbours_are_not_alike():
     keys = [number_of(FOR_SAMPLE, 0, 0, position) for position in range(2000)]
     for bit in range(128):
         assert 850 < sum(key >> bit & 1 for key in keys) < 1150
-    changed = [(one ^ other).bit_count() for one, other in zip(keys, keys[1:], strict=False)]
+    changed = [(one ^ other).bit_count() for one, other in itertools.pairwise(keys)]
     assert 62 < sum(changed) / len(changed) < 66
 
 

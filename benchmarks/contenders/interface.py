@@ -3,9 +3,8 @@ and neither is imported beside the other."""
 
 from __future__ import annotations
 
-from dataloader_rs import PyDataloader, PyDataset
-
 from contenders import Settings
+from dataloader_rs import PyDataloader, PyDataset
 
 BASE = PyDataset
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataloader_rs
-
 from contenders.interface import BASE, make_loader, refuses  # noqa: F401 - the interface of a contender
 
 DISTRIBUTIONS = ()

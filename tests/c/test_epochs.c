@@ -30,10 +30,8 @@ static char nothing;
 static void stage_init(stage *s, uint64_t batch_size, uint64_t capacity, uint64_t batches, uint64_t items)
 {
     memset(s, 0, sizeof *s);
-    s->options = (dlrs_epoch_options){.batch_size = batch_size,
-                                      .capacity = capacity,
-                                      .batches_in_parallel = batches,
-                                      .items_in_parallel = items};
+    s->options = (dlrs_epoch_options){
+        .batch_size = batch_size, .capacity = capacity, .batches_in_parallel = batches, .items_in_parallel = items};
     s->failing = UINT64_MAX;
     tally_init(&s->begun);
     for (unsigned i = 0; i < GATES; i++)
@@ -113,9 +111,8 @@ static void leave(void *context, dlrs_worker *worker)
 
 static dlrs_pool *new_pool(unsigned num_threads)
 {
-    dlrs_pool_options options = {.hooks = {.enter = enter, .work = work, .leave = leave},
-                                 .num_threads = num_threads,
-                                 .stack_size = STACK_SIZE};
+    dlrs_pool_options options = {
+        .hooks = {.enter = enter, .work = work, .leave = leave}, .num_threads = num_threads, .stack_size = STACK_SIZE};
     dlrs_pool *pool = NULL;
     int os_error;
     CHECK_EQUAL(dlrs_pool_new(&options, &pool, &os_error), DLRS_OK);

@@ -350,10 +350,8 @@ static void end_pool(dlrs_pool *pool)
 
 static dlrs_epoch_options epoch_options(uint64_t batch_size, uint64_t capacity, uint64_t batches, uint64_t items)
 {
-    return (dlrs_epoch_options){.batch_size = batch_size,
-                                .capacity = capacity,
-                                .batches_in_parallel = batches,
-                                .items_in_parallel = items};
+    return (dlrs_epoch_options){
+        .batch_size = batch_size, .capacity = capacity, .batches_in_parallel = batches, .items_in_parallel = items};
 }
 
 static dlrs_epoch *new_epoch(dlrs_pool *pool, dlrs_epoch_options options, uint64_t num_items)
@@ -670,8 +668,7 @@ static unsigned epoch_with_refusals(unsigned workers, unsigned items, long calls
 {
     unsigned lost = 0;
     dlrs_pool *pool = new_pool(workers);
-    dlrs_epoch_options options = {
-        .batch_size = 2, .capacity = 9, .batches_in_parallel = 9, .items_in_parallel = items};
+    dlrs_epoch_options options = {.batch_size = 2, .capacity = 9, .batches_in_parallel = 9, .items_in_parallel = items};
     dlrs_epoch *epoch = NULL;
     refuse_after(calls, all);
     dlrs_status status = dlrs_epoch_new(pool, &options, NULL, &epoch);

@@ -86,10 +86,8 @@ static atomic_uint num_claims;
 static void job_init(job *j, uint64_t batch_size, uint64_t capacity, uint64_t batches, uint64_t items)
 {
     memset(j, 0, sizeof *j);
-    j->options = (dlrs_epoch_options){.batch_size = batch_size,
-                                      .capacity = capacity,
-                                      .batches_in_parallel = batches,
-                                      .items_in_parallel = items};
+    j->options = (dlrs_epoch_options){
+        .batch_size = batch_size, .capacity = capacity, .batches_in_parallel = batches, .items_in_parallel = items};
     for (unsigned i = 0; i < 8; i++)
         tally_init(&j->gates[i]);
     tally_init(&j->started);
@@ -295,12 +293,12 @@ static crew everybody;
 
 static dlrs_pool *pool_of_crew(unsigned num_threads, crew *c)
 {
-    dlrs_pool_options options = {.hooks = {.enter = enter, .attach = attach, .detach = detach, .work = work,
-                                           .leave = leave, .context = c},
-                                 .exclusive = exclusive,
-                                 .adaptive = exclusive,
-                                 .num_threads = num_threads,
-                                 .stack_size = STACK_SIZE};
+    dlrs_pool_options options = {
+        .hooks = {.enter = enter, .attach = attach, .detach = detach, .work = work, .leave = leave, .context = c},
+        .exclusive = exclusive,
+        .adaptive = exclusive,
+        .num_threads = num_threads,
+        .stack_size = STACK_SIZE};
     dlrs_pool *pool = NULL;
     int os_error = 0;
     CHECK_EQUAL(dlrs_pool_new(&options, &pool, &os_error), DLRS_OK);
@@ -917,8 +915,7 @@ static void test_items_offered_in_pieces_make_the_same_batches(void)
                 uint64_t piece = check_random(&random, length - offered + 1);
                 offered += piece;
                 dlrs_epoch_offer(j.epoch, piece, last_with_items && offered == length);
-                while (check_random(&random, 2) == 0
-                       && offered >= (atomic_load(&j.taken) + 1) * j.options.batch_size)
+                while (check_random(&random, 2) == 0 && offered >= (atomic_load(&j.taken) + 1) * j.options.batch_size)
                     take_batch(&j, j.options.batch_size);
             }
             if (!last_with_items || length == 0)

@@ -112,8 +112,8 @@ static void step_claim(model *m)
     CHECK(!slot->closed && !slot->handed_over && slot->outcome == NULL);
     for (uint64_t i = 0; singly && i < num_items; i++)
         CHECK(slot->results[i] == NULL);
-    *batch_at(m, m->claimed++) = (batch){
-        .slot = slot, .singly = singly, .num_items = num_items, .failed_at = DLRS_NO_ITEM};
+    batch *claimed = batch_at(m, m->claimed++);
+    *claimed = (batch){.slot = slot, .singly = singly, .num_items = num_items, .failed_at = DLRS_NO_ITEM};
     if (!singly) {
         slot->started = num_items; /* the run is the whole batch */
         batch_at(m, m->claimed - 1)->started = num_items;
@@ -249,8 +249,8 @@ static void cancel(model *m)
 
 static void test_random_interleavings_agree_with_the_model(void)
 {
-    static void (*const steps[])(model *) = {step_claim, step_start, step_start, step_finish, step_finish,
-                                             step_publish, step_take};
+    static void (*const steps[])(model *) = {step_claim,  step_start,   step_start, step_finish,
+                                             step_finish, step_publish, step_take};
     for (uint64_t capacity = 1; capacity <= 9; capacity++) {
         for (unsigned round = 0; round < check_rounds(300); round++) {
             model m = {.capacity = capacity, .random = capacity * 1000 + round};

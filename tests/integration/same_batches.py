@@ -36,7 +36,7 @@ def assert_same(ours: object, theirs: object, where: str = "batch") -> None:
             assert_same(ours[key], theirs[key], f"{where}[{key!r}]")
     elif isinstance(theirs, (list, tuple)):
         assert len(ours) == len(theirs), where
-        for position, (one, other) in enumerate(zip(ours, theirs)):
+        for position, (one, other) in enumerate(zip(ours, theirs, strict=True)):
             assert_same(one, other, f"{where}[{position}]")
     else:
         assert ours == theirs, where

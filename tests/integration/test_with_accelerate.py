@@ -65,7 +65,7 @@ def test_prepare_returns_our_loader_itself(accelerator, num_workers: int):
     """``prepare`` wraps torch's loader, and hands back ours: the same object, with the same batches."""
     ours = loader(num_workers)
     theirs = DataLoader(rows(), batch_size=4)
-    model, prepared, prepared_torch = accelerator.prepare(torch.nn.Linear(4, 1), ours, theirs)
+    _, prepared, prepared_torch = accelerator.prepare(torch.nn.Linear(4, 1), ours, theirs)
     assert prepared is ours
     assert prepared_torch is not theirs
     assert_same(list(prepared), list(prepared_torch))

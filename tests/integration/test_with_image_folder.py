@@ -75,7 +75,8 @@ def test_shuffled_image_folder_gives_each_image_once_an_epoch(folder: ImageFolde
     expected = sorted((image.sum().item(), label) for image, label in map(folder.__getitem__, range(len(folder))))
     epochs = []
     for _ in range(2):
-        pairs = [pair for images, labels in loader for pair in zip(images.sum((1, 2, 3)).tolist(), labels.tolist())]
+        pairs = [pair for images, labels in loader
+                 for pair in zip(images.sum((1, 2, 3)).tolist(), labels.tolist(), strict=True)]
         assert [label for _, label in sorted(pairs)] == [label for _, label in expected]
         assert [value for value, _ in sorted(pairs)] == pytest.approx([value for value, _ in expected])
         epochs.append(pairs)

@@ -30,7 +30,7 @@ class Points(PyDataset):
 
 
 def stacked(samples: list) -> tuple:
-    points, labels = zip(*samples)
+    points, labels = zip(*samples, strict=True)
     return np.stack(points), np.array(labels)
 
 
