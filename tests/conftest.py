@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -51,6 +52,11 @@ def blocked_signals(thread: int) -> int:
 def is_parked(thread: int) -> bool:
     """Does the worker with this native id wait for work? It has Ctrl-C blocked then, and only then."""
     return bool(blocked_signals(thread) >> signal.SIGINT - 1 & 1)
+
+
+def without_address(value: object) -> str:
+    """A repr that is the same in all processes, as names of tests must be."""
+    return re.sub(r" at 0x\w+", "", repr(value))
 
 
 def eventually(condition, patience: float = 10.0) -> bool:

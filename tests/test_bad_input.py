@@ -12,6 +12,7 @@ import types
 
 import numpy as np
 import pytest
+from conftest import without_address
 from reference import drained
 from toy_datasets import Calls, Ids
 
@@ -562,7 +563,7 @@ def test_batch_sampler_that_yields_itself_is_an_error(num_workers):
 @pytest.mark.parametrize(("batch", "error"), [
     ([], None), ((), None), (iter([1, 2]), None), (range(3), None), (np.array([2, 0]), None), ({1: "x"}, None),
     ([2**64], None), ([[0]], TypeError), ("01", TypeError), ([0.0], TypeError), ([None], TypeError), ([-1], ValueError),
-    (5, TypeError), (None, TypeError)], ids=repr)
+    (5, TypeError), (None, TypeError)], ids=without_address)
 def test_batch_of_any_kind_is_taken_or_named(batch, error, num_workers):
     """Batches before it come; then it does, or its error, which ends the epoch."""
     expected = None if error else [int(index) for index in list(batch)]

@@ -6,6 +6,7 @@ import warnings
 
 import numpy as np
 import pytest
+from conftest import without_address
 from reference import drained
 from toy_datasets import Ids
 
@@ -289,7 +290,7 @@ WRONG = [("x", TypeError, "'x' (str)"), (1.0, TypeError, "1.0 (float)"), (None, 
          ([1], TypeError, "[1] (list)")]
 
 
-@pytest.mark.parametrize(("value", "error", "shown"), WRONG, ids=[repr(wrong[0]) for wrong in WRONG])
+@pytest.mark.parametrize(("value", "error", "shown"), WRONG, ids=[without_address(wrong[0]) for wrong in WRONG])
 @pytest.mark.parametrize("position", [0, 2])
 @pytest.mark.parametrize("sized", [True, False])
 def test_wrong_index_is_an_error_at_iter(value, error, shown, position, sized):
