@@ -87,8 +87,8 @@ types: $(VENV)/with-lint $(EXTENSION)  ## check the types of the package, of the
 	$(VENV)/bin/mypy
 	$(VENV)/bin/basedpyright
 	PYTHONPATH="$(CURDIR)" $(VENV)/bin/basedpyright --ignoreexternal --verifytypes dataloader_rs
-	$(VENV)/bin/python -m mypy.stubtest --concise --allowlist tests/typing/stubtest-allowlist.txt \
-	    $(patsubst dataloader_rs/%.pyx,dataloader_rs.%,$(wildcard dataloader_rs/*.pyx))
+	$(VENV)/bin/python -m mypy.stubtest --concise --mypy-config-file pyproject.toml \
+	    --allowlist tests/typing/stubtest-allowlist.txt $(basename $(subst /,.,$(wildcard dataloader_rs/*.pyx)))
 
 demo: $(VENV)/with-demo $(EXTENSION)  ## train on the digits images
 	$(VENV)/bin/python examples/digits.py
@@ -103,7 +103,7 @@ bench-report: $(VENV)/with-bench  ## render BENCH.md from the results that are k
 	$(VENV)/bin/python benchmarks/report.py
 
 clean:  ## remove all that was built; the virtual environments stay
-	rm -rf build dist *.egg-info .hypothesis .pytest_cache dataloader_rs/*.so
+	rm -rf build dist *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache dataloader_rs/*.so
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
 
 help:  ## list these targets

@@ -13,7 +13,8 @@ others),  ``errors.py`` (how an exception of user code comes out), ``epochs.py``
 of an epoch depends on), ``ahead.py`` (the epoch that workers go on with), ``serial.py`` with ``locks.py`` (one thread
 at a time in a dataset), ``torch_arguments.py`` and ``foreign.py`` (what comes from torch as it is), ``stuck.py`` (what
 a batch that does not come waits for), ``sharing.py`` with ``_share.pyx`` (lookup tables that all threads read),
-``interpreters.py`` (which interpreters may import all this).
+``interpreters.py`` (which interpreters may import all this), ``protocols.py`` (what type checkers know of datasets that
+are not ours).
 """
 
 from importlib.metadata import PackageNotFoundError

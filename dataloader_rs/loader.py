@@ -566,10 +566,9 @@ class PyDataloader(Generic[T_co, B_co]):
         else:
             length = _known_length(self.sampler)
             stream = IndexStream(self.sampler, self._recipe.batch_size, self.drop_last, length or 0)
-            indices = stream.head
+            indices, is_empty = stream.head, stream.is_empty
             if stream.ended:
                 stream = None
-            is_empty = stream is None and not indices
             epoch = take_epoch()
             if self._reads.take() > 0 and is_empty and (length or self._may_be_used_up()):
                 warn_of_nothing("sampler", self.sampler, stacklevel=5)

@@ -66,6 +66,8 @@ class IndexStream:
         What was read at the start: whole batches, or, if `ended`, all batches.
     ended : bool
         Whether no further batch comes.
+    is_empty : bool
+        Whether the sampler yields nothing at all.
     error : BaseException or None
         What ended it instead of the end of the sampler. It belongs after the batches drawn so far.
 
@@ -93,6 +95,7 @@ class IndexStream:
         whole = len(self._rest)
         if not self.ended or drop_last:
             whole -= whole % batch_size
+        self.is_empty: bool = self.ended and self._position == 0
         # Cut in place: a copy of many indices takes its time, and as much memory again.
         self.head: Indices = self._rest
         self._rest = self.head[whole:]

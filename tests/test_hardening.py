@@ -103,6 +103,10 @@ ALLOWED_MODULES = {
     "hashlib", "os",
     # importlib.metadata: the version. It reads a file when it is imported.
     "importlib",
+    # To tell the interpreter that it is in from others.
+    "_thread", "_xxsubinterpreters",
+    # To know a random.Random, and for type checkers.
+    "random", "typing_extensions",
     # Of users who have them, for what default_collate, generators and pin_memory are given.
     "numpy", "torch",
     # Ours, and C declarations.

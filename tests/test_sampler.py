@@ -511,6 +511,12 @@ def test_empty_epoch_of_an_iterable_does_not_warn():
     assert list(loader) == []
 
 
+def test_epoch_without_a_whole_batch_does_not_warn():
+    """With drop_last a sampler that yields less than a batch is not one that yields nothing."""
+    loader = PyDataloader(Ids(5), 2, sampler=[0], drop_last=True)
+    assert list(loader) == list(loader) == []
+
+
 def test_sized_sampler_that_can_be_read_once_warns():
     """An empty epoch where the sampler said that there are indices is worth a warning, whatever made it so."""
 

@@ -41,7 +41,11 @@ STUCK = """
     loader = PyDataloader(Slow(), num_workers=2, adaptive=False)
     batches = iter(loader)
     begun.wait(60)
-    workers = [thread for thread in threading.enumerate() if thread.name.startswith("dlrs-")]
+    workers = []
+    def both_have_started():
+        workers[:] = [thread for thread in threading.enumerate() if thread.name.startswith("dlrs-")]
+        return len(workers) == 2
+    assert eventually(both_have_started)
 """
 
 ATTACHED = STUCK + """
@@ -114,7 +118,6 @@ def test_gdb_shows_functions_by_name(stuck):
 def test_faulthandler_shows_where_workers_are(run_script):
     """``faulthandler.dump_traceback`` shows the frames of a worker that is stuck, and that others have none."""
     printed = run_script(STUCK + """
-    assert len(workers) == 2
     assert eventually(lambda: sum(is_parked(worker.native_id) for worker in workers) == 1)
     faulthandler.dump_traceback(all_threads=True)
     gate.set()

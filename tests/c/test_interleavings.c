@@ -559,7 +559,12 @@ static void *own(void *argument)
     if (status != DLRS_OK) {
         SCHEDULE_CHECK(status == DLRS_NO_THREAD ? now->starts >= 0 && os_error == EAGAIN
                                                 : status == DLRS_NO_MEMORY && now->allocates > 0);
+        SCHEDULE_CHECK((made != NULL) == (status == DLRS_NO_THREAD));
+        if (made != NULL)
+            SCHEDULE_CHECK(dlrs_pool_wait(made, UINT64_MAX));
         SCHEDULE_CHECK(entered == left && process.live == 0);
+        if (made != NULL)
+            dlrs_pool_release(made);
         return NULL;
     }
     pool = made;
