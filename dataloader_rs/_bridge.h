@@ -315,6 +315,27 @@ static inline int dlrs_raise(PyObject *error)
     return -1;
 }
 
+/* Take the exception that a call has left, a new reference, so that there is none any more. In C, since the `except` of
+ * Cython wants memory for a traceback, and crashes without. NULL if there was no memory for one: where CPython 3.11 has
+ * none for the first frame of a thread, a call fails and leaves no exception. */
+static inline PyObject *dlrs_take_raised(void)
+{
+#if PY_VERSION_HEX >= 0x030C0000
+    return PyErr_GetRaisedException();
+#else
+    PyObject *type, *error, *traceback;
+    PyErr_Fetch(&type, &error, &traceback);
+    if (type == NULL)
+        return NULL;
+    PyErr_NormalizeException(&type, &error, &traceback);
+    if (error != NULL && traceback != NULL)
+        PyException_SetTraceback(error, traceback);
+    Py_XDECREF(type);
+    Py_XDECREF(traceback);
+    return error;
+#endif
+}
+
 /* ---- asking the dataset ----
  *
  * Here and where a single item is asked for, the dataset is borrowed from whoever keeps it alive for the call: on
@@ -325,12 +346,6 @@ static inline PyObject *dlrs_fetch(PyObject *fetch, PyObject *dataset, PyObject 
 {
     PyObject *arguments[] = {NULL, dataset, run}; /* the first is the callee's to use */
     return PyObject_Vectorcall(fetch, arguments + 1, 2 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
-}
-
-/* Say, to code that looks for exceptions, that there is one. */
-static inline int dlrs_pass_on(void)
-{
-    return -1;
 }
 
 /* ---- fields that several threads use ---- */

@@ -87,7 +87,7 @@ cdef extern from "_bridge.h":
     uint64_t dlrs_fetch_add(uint64_t *field, uint64_t value)
     bint dlrs_try_set(uint64_t *flag)
     PyObject *dlrs_fetch(PyObject *fetch, PyObject *dataset, PyObject *run)
-    int dlrs_pass_on() except -1
+    PyObject *dlrs_take_raised()
 
 cdef extern from "_platform.h" nogil:
     uint64_t dlrs_now_ns()
@@ -272,13 +272,9 @@ cdef object failure_or_out_of_memory(error):
         return OUT_OF_MEMORY
 
 
-cdef object raised():
-    # The exception that a C call has left, which is thereby handled. Entering a `try` for each item, in case there is
-    # one, would cost as much as a call.
-    try:
-        dlrs_pass_on()
-    except BaseException as error:
-        return error
+cdef _Failure failure_of_taken(PyObject *error, int64_t position):
+    # What stands in the slot for an exception that was taken by `dlrs_take_raised`.
+    return OUT_OF_MEMORY if error == NULL else _Failure.of(owned(error), position)
 
 
 cdef inline object owned(PyObject *reference):
@@ -444,8 +440,12 @@ cdef class _Epoch:
         return self.collated(place, batch, samples if self.recipe.batched else samples[0])
 
     cdef object fetch_many(self, uint64_t batch, uint64_t count):
+        cdef list indices = list(self.indices(batch, 0, count))
+        cdef PyObject *samples = PyObject_CallOneArg(<PyObject *>self.recipe.fetch_many, <PyObject *>indices)
+        if samples == NULL:
+            return failure_of_taken(dlrs_take_raised(), -1)
         try:
-            return checked_samples(self.recipe.fetch_many(list(self.indices(batch, 0, count))), count)
+            return checked_samples(owned(samples), count)
         except BaseException as error:
             return _Failure.of(error, -1)
 
@@ -454,6 +454,7 @@ cdef class _Epoch:
         cdef object run = iterator
         cdef list samples = None
         cdef PyObject *fetched
+        cdef PyObject *error
         cdef int64_t position
         cdef uint64_t left = count
         cdef uint64_t piece = count if worker == NULL else dlrs_worker_piece(worker, 0, count)
@@ -463,10 +464,10 @@ cdef class _Epoch:
                 run = islice(iterator, piece)
             fetched = dlrs_fetch(<PyObject *>self.recipe.fetch_run, <PyObject *>self.recipe.dataset, <PyObject *>run)
             if fetched == NULL:
-                error = raised()
+                error = dlrs_take_raised()
                 position = asked_position(iterator, count)
                 place.asked = DLRS_ASKED_NOTHING    # what dies now asks for nothing
-                return _Failure.of(error, position)
+                return failure_of_taken(error, position)
             if piece == count:
                 return owned(fetched)
             if samples is None:
@@ -480,20 +481,21 @@ cdef class _Epoch:
             dlrs_worker_let_consumers_pass(worker)
 
     cdef object collated(self, dlrs_place *place, uint64_t batch, samples):
+        cdef PyObject *made
         if self.recipe.collate_fn is None:
             return samples
         dlrs_ask(place, DLRS_ASKED_COLLATE, NULL, batch, 1)
-        try:
-            return self.recipe.collate_fn(samples)
-        except BaseException as error:
-            return _Failure.of(error, -1)
+        made = PyObject_CallOneArg(<PyObject *>self.recipe.collate_fn, <PyObject *>samples)
+        if made == NULL:
+            return failure_of_taken(dlrs_take_raised(), -1)
+        return owned(made)
 
     cdef object make_item(self, uint64_t batch, uint64_t position):
         """Fetch one item. The sample, or a `_Failure` in its place."""
         cdef object index = self.index_at(batch, position)
         cdef PyObject *sample = PyObject_GetItem(<PyObject *>self.recipe.dataset, <PyObject *>index)
         if sample == NULL:
-            return _Failure.of(raised(), position)
+            return failure_of_taken(dlrs_take_raised(), position)
         return owned(sample)
 
     cdef object gather(self, const dlrs_run *run):
