@@ -1215,7 +1215,7 @@ def hangs_are_seen(capfd):
 def test_random_programs_agree_with_the_sequential_loader(number, hangs_are_seen):
     """Whatever is done with loaders, in whatever order: the outcomes are those of the sequential loader."""
     # Threads that fight for a core take free-threaded builds twice as long.
-    run_programs(MODEL_SEED + number, 12 if FREE_THREADED else 25)
+    run_programs(MODEL_SEED + number, 8 if FREE_THREADED else 16)
 
 
 class Forgetful(PyDataloader):
