@@ -547,14 +547,22 @@ cdef class _Epoch:
     cdef PyObject *work(self, dlrs_worker *worker, const dlrs_run *run) noexcept:
         """Do a run on a worker. The one reference to the outcome of its batch, or NULL if the batch goes on."""
         cdef PyObject *result = new_reference(self.run_outcome(worker, run))
-        dlrs_disown(result, <PyObject *>self.array_type)
+        self.disown(result)
         if not run.singly:
             return result
         if not dlrs_worker_finish_item(run, result, type(<object>result) is _Failure):
             return NULL
         result = new_reference(self.batch_outcome(worker, run))
-        dlrs_disown(result, <PyObject *>self.array_type)
+        self.disown(result)
         return result
+
+    cdef inline void disown(self, PyObject *outcome) noexcept:
+        # The traceback of an exception will lead to the loader. If this thread still owned the exception when the
+        # consumer drops it, the loader would wait for this thread to run, and this thread for work, or for the end of
+        # the loader.
+        if type(<object>outcome) is _Failure:
+            dlrs_disown(<PyObject *>(<_Failure>outcome).error, <PyObject *>self.array_type)
+        dlrs_disown(outcome, <PyObject *>self.array_type)
 
 
 cdef dlrs_epoch *epoch_of(PyObject *self) noexcept:
