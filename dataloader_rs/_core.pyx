@@ -950,7 +950,7 @@ cdef class PyDataloaderIter:
     cdef object stream          # draws the batches beyond those known at iter(), or None
     cdef object stream_error    # what the stream came to, to be raised after the batches before it
     cdef uint64_t busy          # 1 while a thread is inside next()
-    cdef bint awaits_workers    # until all of them are known to have started
+    cdef object start           # of the workers, until all of them are known to have started; then None
     cdef uint64_t active        # 1 from the start of the epoch until its end
     cdef uint64_t complete      # 1 once no more batches will be drawn
     cdef uint64_t num_items     # known so far
@@ -1005,7 +1005,7 @@ cdef class PyDataloaderIter:
             raise StopIteration
         if self.epoch.readers is not None:
             self.check_usable()
-            if self.awaits_workers:
+            if self.start is not None:
                 self.await_workers()
             outcome = self.next_of_stream()
         else:
@@ -1019,7 +1019,7 @@ cdef class PyDataloaderIter:
         if self.complete and self.taken == self.num_batches:
             self.end()
         self.check_usable()
-        if self.awaits_workers:
+        if self.start is not None:
             self.await_workers()
         if not self.complete and self.drawn_for != self.taken + 1:
             # Once for each batch: who waits again, after a timeout or Ctrl-C, draws no further.
@@ -1061,17 +1061,18 @@ cdef class PyDataloaderIter:
         """Wait until worker_init_fn has returned on all workers. If it raised on one, that is the end of the epoch."""
         cdef uint64_t began_ns = dlrs_now_ns()
         cdef object timeout = self.epoch.recipe.timeout
-        while not self.pool.crew.wait(SIGNAL_CHECK_NS * 1e-9) and self.pool.usable:
+        cdef object start = self.start
+        while not start.wait(SIGNAL_CHECK_NS * 1e-9) and self.pool.usable:
             self.check_usable()
             if timeout > 0 and 1e-9 * (dlrs_now_ns() - began_ns) >= timeout:
                 raise start_timeout_error(timeout)
-        error = self.pool.crew.error
+        self.start = None
+        error = start.error
         if error is not None:
             dlrs_store(&self.complete, 1)
             dlrs_store(&self.num_batches, self.taken)
             self.finish()
             return dlrs_raise(error)
-        self.awaits_workers = False
         return 0
 
     cdef int draw(self) except -1:
@@ -1448,7 +1449,8 @@ cdef PyDataloaderIter new_iterator(Recipe recipe, WorkerPool pool, _Epoch epoch)
     if pool.num_threads != recipe.num_threads:
         raise ValueError(f"pool must have {recipe.num_threads} threads, got {pool.num_threads}")
     iterator.pool = pool
-    iterator.awaits_workers = pool.crew is not None and not pool.crew.has_started
+    if pool.crew is not None and not pool.crew.has_started:
+        iterator.start = pool.crew.expect()
     iterator.epoch = epoch
     epoch.recipe = recipe
     epoch.context = PyContext_CopyCurrent()
