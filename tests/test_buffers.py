@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import collections
 import gc
 import os
 import pickle
@@ -362,8 +363,7 @@ def test_batch_that_dies_on_another_thread_gives_its_memory_back_at_once():
 def test_loader_allocates_nothing_in_the_steady_state(num_workers):
     """Point 9: after a first epoch, batches find memory of earlier ones; only the ends of epochs may need some more."""
     loader = PyDataloader(Constant(16 * 100), batch_size=16, num_workers=num_workers, collate_fn=default_collate)
-    for _ in loader:
-        pass
+    collections.deque(loader, maxlen=0)
     before = collate.buffer_usage()
     for batch in loader:
         assert batch.base is not None
