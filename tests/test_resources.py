@@ -140,7 +140,7 @@ assert list(PyDataloader(Ids(3), num_workers=2)) == [[0], [1], [2]]
 
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="needs root on Linux, to be somebody else")
 def test_user_who_may_have_no_more_threads_is_told(run_script):
-    """`RLIMIT_NPROC`, which does not bind root: an error that says so; what was started ends, a smaller loader works."""
+    """`RLIMIT_NPROC`, which root is not bound by: the error says so, what was started ends, a smaller loader works."""
     run_script(START + """
 def used():
     mine = 0
