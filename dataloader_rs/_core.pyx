@@ -549,14 +549,22 @@ cdef class _Epoch:
     cdef PyObject *work(self, dlrs_worker *worker, const dlrs_run *run) noexcept:
         """Do a run on a worker. The one reference to the outcome of its batch, or NULL if the batch goes on."""
         cdef PyObject *result = new_reference(self.run_outcome(worker, run))
-        dlrs_disown(result, <PyObject *>self.array_type)
+        self.disown(result)
         if not run.singly:
             return result
         if not dlrs_worker_finish_item(run, result, type(<object>result) is _Failure):
             return NULL
         result = new_reference(self.batch_outcome(worker, run))
-        dlrs_disown(result, <PyObject *>self.array_type)
+        self.disown(result)
         return result
+
+    cdef inline void disown(self, PyObject *outcome) noexcept:
+        # The traceback of an exception will lead to the loader. If this thread still owned the exception when the
+        # consumer drops it, the loader would wait for this thread to run, and this thread for work, or for the end of
+        # the loader.
+        if type(<object>outcome) is _Failure:
+            dlrs_disown(<PyObject *>(<_Failure>outcome).error, <PyObject *>self.array_type)
+        dlrs_disown(outcome, <PyObject *>self.array_type)
 
 
 cdef dlrs_epoch *epoch_of(PyObject *self) noexcept:
@@ -944,7 +952,7 @@ cdef class PyDataloaderIter:
     cdef object stream          # draws the batches beyond those known at iter(), or None
     cdef object stream_error    # what the stream came to, to be raised after the batches before it
     cdef uint64_t busy          # 1 while a thread is inside next()
-    cdef bint awaits_workers    # until all of them are known to have started
+    cdef object start           # of the workers, until all of them are known to have started; then None
     cdef uint64_t active        # 1 from the start of the epoch until its end
     cdef uint64_t complete      # 1 once no more batches will be drawn
     cdef uint64_t num_items     # known so far
@@ -999,7 +1007,7 @@ cdef class PyDataloaderIter:
             raise StopIteration
         if self.epoch.readers is not None:
             self.check_usable()
-            if self.awaits_workers:
+            if self.start is not None:
                 self.await_workers()
             outcome = self.next_of_stream()
         else:
@@ -1013,7 +1021,7 @@ cdef class PyDataloaderIter:
         if self.complete and self.taken == self.num_batches:
             self.end()
         self.check_usable()
-        if self.awaits_workers:
+        if self.start is not None:
             self.await_workers()
         if not self.complete and self.drawn_for != self.taken + 1:
             # Once for each batch: who waits again, after a timeout or Ctrl-C, draws no further.
@@ -1055,17 +1063,18 @@ cdef class PyDataloaderIter:
         """Wait until worker_init_fn has returned on all workers. If it raised on one, that is the end of the epoch."""
         cdef uint64_t began_ns = dlrs_now_ns()
         cdef object timeout = self.epoch.recipe.timeout
-        while not self.pool.crew.wait(SIGNAL_CHECK_NS * 1e-9) and self.pool.usable:
+        cdef object start = self.start
+        while not start.wait(SIGNAL_CHECK_NS * 1e-9) and self.pool.usable:
             self.check_usable()
             if timeout > 0 and 1e-9 * (dlrs_now_ns() - began_ns) >= timeout:
                 raise start_timeout_error(timeout)
-        error = self.pool.crew.error
+        self.start = None
+        error = start.error
         if error is not None:
             dlrs_store(&self.complete, 1)
             dlrs_store(&self.num_batches, self.taken)
             self.finish()
             return dlrs_raise(error)
-        self.awaits_workers = False
         return 0
 
     cdef int draw(self) except -1:
@@ -1442,7 +1451,8 @@ cdef PyDataloaderIter new_iterator(Recipe recipe, WorkerPool pool, _Epoch epoch)
     if pool.num_threads != recipe.num_threads:
         raise ValueError(f"pool must have {recipe.num_threads} threads, got {pool.num_threads}")
     iterator.pool = pool
-    iterator.awaits_workers = pool.crew is not None and not pool.crew.has_started
+    if pool.crew is not None and not pool.crew.has_started:
+        iterator.start = pool.crew.expect()
     iterator.epoch = epoch
     epoch.recipe = recipe
     epoch.context = PyContext_CopyCurrent()

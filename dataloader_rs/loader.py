@@ -398,8 +398,18 @@ class PyDataloader(Generic[T_co, B_co]):
         self._ahead = EpochAhead()
 
     def __iter__(self) -> PyDataloaderIter[B_co]:
-        pool = self._pools.here().started(self._recipe.num_threads, self.adaptive, self._new_crew)
-        pool.check_caller()
+        pools = self._pools.here()
+        while True:
+            pool = pools.started(self._recipe.num_threads, self.adaptive, self._new_crew)
+            pool.check_caller()
+            crew = pool.crew
+            if crew is None or crew.has_started:
+                break
+            # Held until the iterator does: what worker_init_fn raises is kept for those who wait.
+            start = crew.expect()
+            if start is not None:
+                break
+            pools.forget(pool)
         try:
             if is_stream(self.dataset):
                 return self._start_stream(pool)

@@ -48,6 +48,12 @@ class PoolOfProcess:
         pool.check_started()
         return pool
 
+    def forget(self, pool: WorkerPool) -> None:
+        """Start another than this one, which has failed, when one is needed."""
+        with self._lock:
+            if self._pool is pool:
+                self._pool = None
+
     def close(self) -> None:
         """End the threads, if there are any, and wait for it."""
         with self._lock:

@@ -77,6 +77,30 @@ def get_worker_info() -> WorkerInfo | None:
     return crew.info(number)
 
 
+class Start:
+    """How the workers of a crew start, as those who wait for it are told.
+
+    Notes
+    -----
+    *Thread safety.* Workers write under the lock of the crew, before they set `settled`.
+    """
+
+    def __init__(self) -> None:
+        self.errors: dict[int, BaseException] = {}
+        # Set once all have started, or one could not.
+        self.settled = threading.Event()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until it is settled, or for so long. False if time is up."""
+        return self.settled.wait(seconds)
+
+    @property
+    def error(self) -> BaseException | None:
+        """What the init function raised; where it did on several workers, on the one with the lowest number."""
+        errors = dict(self.errors)
+        return errors[min(errors)] if errors else None
+
+
 class Crew:
     """The workers of one pool.
 
@@ -91,7 +115,11 @@ class Crew:
 
     Notes
     -----
-    *Thread safety.* Workers call `start`, consumers `wait`; any thread may do so at any time.
+    *Thread safety.* Workers call `start`, consumers `expect`; any thread may do so at any time.
+
+    Once it was raised, what the init function raised leads to the loader, and so to this object. Therefore it belongs
+    to those who wait for the start, and goes when the last of them has raised it or was dropped: see NOTE [ errors and
+    frames ] in sampler.py.
     """
 
     def __init__(self, dataset: object, num_workers: int, num_threads: int, rng_seed: int,
@@ -113,11 +141,12 @@ class Crew:
         self._lock = threading.Lock()
         # Guarded by `_lock`.
         self._started: set[int] = set()
-        self._errors: dict[int, BaseException] = {}
-        # Set once all have started, or one could not.
-        self._settled = threading.Event()
-        if init_function is None:
-            self._settled.set()
+        self._failed = False
+        # Kept here for the first who waits, and after that known for as long as somebody does.
+        self._unclaimed: Start | None = Start()
+        self._known: Callable[[], Start | None] = weakref.ref(self._unclaimed)
+        # Whether all workers have started: there is nothing to wait for, and nothing failed.
+        self.has_started: bool = init_function is None
 
     def info(self, worker: int) -> WorkerInfo | None:
         """What `get_worker_info` says on this worker."""
@@ -138,31 +167,36 @@ class Crew:
         with self._lock:
             self._started.add(worker)
             if len(self._started) == self._num_threads:
-                self._settled.set()
+                self.has_started = True
+                start = self._known()
+                if start is not None:
+                    start.settled.set()
         return True
 
     def _fail(self, worker: int, raised: BaseException) -> None:
         error = not_the_end(raised)
         explain_start(error, worker)
         with self._lock:
-            self._errors[worker] = error
-            self._settled.set()
+            self._failed = True
+            start = self._known()
+            if start is not None:
+                start.errors[worker] = error
+                start.settled.set()
 
     def exit_function(self, worker: int) -> Callable[[int], object] | None:
         """What this worker is to call now that it ends: nothing if it could not start."""
         return self._exit_function if worker in self._started else None
 
-    def wait(self, seconds: float) -> bool:
-        """Wait until all workers have started, or one could not, or for so long. False if time is up."""
-        return self._settled.wait(seconds)
+    def expect(self) -> Start | None:
+        """What tells how the workers start; all who wait at the same time get the same.
 
-    @property
-    def has_started(self) -> bool:
-        """Whether all workers have: there is nothing to wait for, and nothing failed."""
-        return self._settled.is_set() and not self._errors
-
-    @property
-    def error(self) -> BaseException | None:
-        """What the init function raised; where it did on several workers, on the one with the lowest number."""
+        None if one of them failed, and all who were to know that do.
+        """
         with self._lock:
-            return self._errors[min(self._errors)] if self._errors else None
+            start, self._unclaimed = self._known(), None
+            if start is None and not self._failed:
+                start = Start()
+                self._known = weakref.ref(start)
+                if self.has_started:
+                    start.settled.set()
+            return start

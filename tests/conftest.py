@@ -33,13 +33,15 @@ FREE_THREADED = not getattr(sys, "_is_gil_enabled", lambda: True)()
 def worker_threads() -> set[str]:
     """The threads of this process whose name says that they are workers of a loader."""
     found = set()
-    for task in Path("/proc/self/task").iterdir():
+    # Without pathlib, which interns each part of a path: free-threaded Python never frees what is interned.
+    for task in os.listdir("/proc/self/task"):
         try:
-            name = (task / "comm").read_text().strip()
+            with open(f"/proc/self/task/{task}/comm") as comm:
+                name = comm.read().strip()
         except OSError:  # it ended meanwhile
             continue
         if name.startswith("dlrs-"):
-            found.add(f"{task.name} {name}")
+            found.add(f"{task} {name}")
     return found
 
 

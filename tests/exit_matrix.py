@@ -140,7 +140,8 @@ def run(situation: str, ending: str, options: Iterable[str] = ("-X", "faulthandl
     arguments : iterable of str
         Further ones for the child.
     """
-    paths = [str(CHILD.parents[1]), str(CHILD.parent), os.environ.get("PYTHONPATH", "")]
+    # This checkout comes last: a build with a sanitizer is elsewhere.
+    paths = [os.environ.get("PYTHONPATH", ""), str(CHILD.parents[1]), str(CHILD.parent)]
     born = time.monotonic()
     child = subprocess.Popen([sys.executable, "-W", "error", *options, str(CHILD), situation, ending, *arguments],
                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,

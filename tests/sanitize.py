@@ -34,15 +34,28 @@ THREADED = ["across_epochs", "adaptive", "batch_sampler", "buffers", "errors", "
             "getitems", "leaks", "lifetime", "order", "pin_memory", "sample_rng", "serial", "set_epoch", "share",
             "shutdown", "stream", "threads", "timeout", "worker_info"]
 
+# NOTE [ fork and the address sanitizer ] The runtime of GCC 12 does not see to its own locks when a process forks. A
+# child that was forked while another thread allocated, or was born, hangs in malloc or pthread_create: so does a C
+# program of 20 lines, at one of its first forks. ThreadSanitizer has no such fault and runs these tests.
+
 # What a sanitizer makes meaningless, by file or by the beginning of a test's id, and why.
 LEFT_OUT = {
     "address": {
         "test_benchmarks.py": "judges times",
         "test_c.py": "builds programs with sanitizers of its own, which the preloaded one would meet",
-        "test_generator.py::test_each_epoch_is_keyed_by_one_number": 
+        "test_fork.py": "see NOTE [ fork and the address sanitizer ]",
+        "test_generator.py::test_each_epoch_is_keyed_by_one_number":
             "adds up lists of 70,000, each in fresh memory",
+        "test_hardening.py::test_library_calls_are_checked": "a build with sanitizers does without _FORTIFY_SOURCE",
+        "test_leaks.py::test_one_object_for_each_time_is_found": "neither allocator that it counts with is in use",
+        "test_lifetime.py::test_process_forked_while_workers_are_born_can_load":
+            "see NOTE [ fork and the address sanitizer ]",
         "test_memory.py": "judges the size of the process, most of which is the sanitizer's here",
         "test_pace.py": "judges times",
+        "test_resources.py::test_no_room_for_stacks_is_a_runtime_error":
+            "limits the address space, of which the sanitizer takes terabytes",
+        "test_shutdown.py::test_loops_left_early_leave_nothing_behind": "judges the size of the process",
+        "test_tools.py::test_gdb_shows_functions_by_name": "gdb reads the symbols of the sanitizer for minutes",
     },
     "thread": {},
 }

@@ -175,6 +175,10 @@ LOADERS_THAT_FAIL = {
 }
 
 
+def refusing_worker(worker_id: int) -> None:
+    raise Error(worker_id)
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", LOADERS_THAT_FAIL)
 def test_error_that_was_caught_leaves_no_cycle(kind, num_workers):
@@ -192,6 +196,33 @@ def test_error_that_was_caught_leaves_no_cycle(kind, num_workers):
         assert raised
         return weakref.ref(loader.dataset)
 
+    assert_gone_uncollected(caught)
+
+
+@pytest.mark.parametrize("num_dropped", [0, 2])
+@pytest.mark.parametrize("num_raising", [1, 3])
+@pytest.mark.parametrize("dataset", [Ids, lambda length: Shards()], ids=["items", "stream"])
+def test_error_of_worker_init_fn_that_was_caught_leaves_no_cycle(dataset, num_raising, num_dropped):
+    """So with what worker_init_fn raised, once all iterators that waited for the workers have raised it or are gone."""
+
+    def caught() -> weakref.ref:
+        loader = PyDataloader(dataset(4), num_workers=2, worker_init_fn=refusing_worker)
+        iterators = [iter(loader) for _ in range(num_raising + num_dropped)]
+        del iterators[num_raising:]
+        for iterator in iterators:
+            raised = False
+            try:
+                next(iterator)
+            except Error:
+                raised = True
+            assert raised
+        return weakref.ref(loader.dataset)
+
+    assert_gone_uncollected(caught)
+
+
+def assert_gone_uncollected(caught) -> None:
+    """What ``caught()`` refers to is freed by itself."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

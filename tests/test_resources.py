@@ -1,5 +1,6 @@
 """Too few threads, files or memory: an error that says what ran out, nothing is left, and a smaller loader works."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -12,14 +13,15 @@ SHIM = """
 #include <errno.h>
 #include <pthread.h>
 
+static pthread_t caller;
 static int calls, refused = -1;
 
-void refuse_thread(int number) { calls = 0; refused = number; }
+void refuse_thread(int number) { caller = pthread_self(); calls = 0; refused = number; }
 
 int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*body)(void *), void *argument)
 {
     int (*create)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) = dlsym(RTLD_NEXT, "pthread_create");
-    if (refused >= 0 && calls++ == refused)
+    if (refused >= 0 && pthread_equal(caller, pthread_self()) && calls++ == refused)
         return EAGAIN;
     return create(thread, attributes, body, argument);
 }
@@ -34,19 +36,20 @@ from conftest import eventually, worker_threads
 from dataloader_rs import PyDataloader
 from toy_datasets import Ids
 
-refuse = ctypes.CDLL(None).refuse_thread if "LD_PRELOAD" in os.environ else None
+refuse = getattr(ctypes.CDLL(None), "refuse_thread", None)
 """
 
 
 @pytest.fixture
 def refusing(tmp_path, monkeypatch):
-    """In scripts, ``refuse(k)`` lets the call number k, from 0, of pthread_create fail; -1 lets all succeed."""
+    """In scripts, ``refuse(k)`` lets the call number k, from 0, of pthread_create by its caller fail; -1: none."""
     if sys.platform != "linux" or shutil.which("gcc") is None:
         pytest.skip("needs Linux and gcc")
     (tmp_path / "shim.c").write_text(SHIM)
     subprocess.run(["gcc", "-shared", "-fPIC", str(tmp_path / "shim.c"), "-o", str(tmp_path / "shim.so"), "-ldl"],
                    check=True)
-    monkeypatch.setenv("LD_PRELOAD", str(tmp_path / "shim.so"))
+    # A sanitizer comes first.
+    monkeypatch.setenv("LD_PRELOAD", " ".join([*os.environ.get("LD_PRELOAD", "").split(), str(tmp_path / "shim.so")]))
 
 
 def test_each_thread_may_be_refused(run_script, refusing):
@@ -84,7 +87,6 @@ def use(worker):
 
 def init(worker):
     if sys.argv[1] == "thread":
-        refuse(-1)
         helper = threading.Thread(target=loader.close)
         helper.start()
         helper.join(0.5)
@@ -133,4 +135,41 @@ else:
     sys.exit("no error")
 assert eventually(lambda: not worker_threads())
 assert list(PyDataloader(Ids(3), num_workers=2)) == [[0], [1], [2]]
+""")
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="needs root on Linux, to be somebody else")
+def test_user_who_may_have_no_more_threads_is_told(run_script):
+    """`RLIMIT_NPROC`, which root is not bound by: the error says so, what was started ends, a smaller loader works."""
+    run_script(START + """
+def used():
+    mine = 0
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if os.stat("/proc/" + process).st_uid == os.geteuid():
+                mine += len(os.listdir(f"/proc/{process}/task"))
+        except OSError:
+            pass
+    return mine
+
+started, ended = [], []
+large = PyDataloader(Ids(4), num_workers=16, worker_init_fn=started.append, worker_exit_fn=ended.append)
+os.setgroups([])
+os.setgid(54321)
+os.setuid(54321)  # nobody else is
+resource.setrlimit(resource.RLIMIT_NPROC, (used() + 6, used() + 6))
+for _ in range(3):
+    try:
+        iter(large)
+    except RuntimeError as error:
+        assert "cannot start 16 worker threads (num_workers * items_in_parallel): Resource" in str(error), error
+    else:
+        sys.exit("no error")
+    assert sorted(started) == sorted(ended), (started, ended)
+    assert len(started) < 16
+    assert eventually(lambda: not worker_threads())
+    assert list(PyDataloader(Ids(3), num_workers=2)) == [[0], [1], [2]]
+    assert eventually(lambda: not worker_threads())
+    started.clear()
+    ended.clear()
 """)
