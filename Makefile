@@ -56,10 +56,13 @@ fuzz: $(VENV)/with-test $(EXTENSION)  ## run random programs for MINUTES=10; SEE
 ctest-long: $(VENV)/with-test $(EXTENSION)  ## run the C tests with many more rounds and interleavings
 	DLRS_C_LONG=1 $(VENV)/bin/python -m pytest tests/test_c.py -o faulthandler_timeout=1800 $(ARGS)
 
-# The interpreter with ThreadSanitizer has a virtual environment of its own, and must not report on pip.
-tsan:  ## ThreadSanitizer: the tests in which threads meet; TSAN_PYTHON is a free-threaded CPython that is built with it
+# The interpreter with ThreadSanitizer has a virtual environment of its own, and must not report on pip. The first time
+# takes ten minutes more, for that; Cython is run by PYTHON, since under ThreadSanitizer it was not done after 12 minutes.
+tsan: $(TOOLS)  ## ThreadSanitizer: the tests in which threads meet; TSAN_PYTHON is a free-threaded CPython that is built with it
 	@test -n "$(TSAN_PYTHON)" || { echo "TSAN_PYTHON=... is needed: see CONTRIBUTING.md" >&2; exit 2; }
-	TSAN_OPTIONS=report_bugs=0 $(MAKE) sanitize-thread PYTHON="$(TSAN_PYTHON)" VENV=.venv-tsan
+	TSAN_OPTIONS=report_bugs=0 DLRS_CYTHON_PYTHON="$(CURDIR)/$(VENV)/bin/python" \
+	    $(MAKE) sanitize-thread PYTHON="$(TSAN_PYTHON)" VENV=.venv-tsan \
+	    INSTALL='$(subst $(VENV)/,.venv-tsan/,$(INSTALL)) --no-compile'
 
 asan: sanitize-address  ## AddressSanitizer and UndefinedBehaviorSanitizer: the suite but for times; ARGS goes to pytest
 

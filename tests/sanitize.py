@@ -29,14 +29,22 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 EXPLAINED = ROOT / "tests" / "tsan_explained.txt"
 
-# The tests in which threads meet: on user code, on the pool, or on what is shared between loaders.
-THREADED = ["across_epochs", "adaptive", "batch_sampler", "buffers", "errors", "exit", "fork", "garbage", "generator",
-            "getitems", "leaks", "lifetime", "order", "pin_memory", "sample_rng", "serial", "set_epoch", "share",
-            "shutdown", "stream", "threads", "timeout", "worker_info"]
+# The tests in which threads meet: on user code, on the pool, or on what is shared between loaders; a file, or a test.
+# The interpreter is many times slower under ThreadSanitizer, so of files that go the same way through the pool
+# one is here: what the tests of samplers, seeds, generators, order and the shape of batches say of threads is which
+# values arrive. Most of test_share.py walks objects on one thread. test_exit.py, test_fork.py and test_leaks.py are
+# child processes, each of which starts for seconds; some of these are in the files below.
+THREADED = ["threads.py", "shutdown.py", "garbage.py", "lifetime.py", "timeout.py", "adaptive.py", "stream.py",
+            "worker_info.py", "across_epochs.py", "errors.py",
+            "buffers.py::test_delivered_batches_are_never_overwritten",
+            "buffers.py::test_threads_share_the_store",
+            "buffers.py::test_batch_that_dies_on_another_thread_gives_its_memory_back_at_once",
+            "share.py::test_workers_read_a_table_while_it_is_shared",
+            "share.py::test_leaf_of_another_thread_is_left_alone"]
 
 # NOTE [ fork and the address sanitizer ] The runtime of GCC 12 does not see to its own locks when a process forks. A
 # child that was forked while another thread allocated, or was born, hangs in malloc or pthread_create: so does a C
-# program of 20 lines, at one of its first forks. ThreadSanitizer has no such fault and runs these tests.
+# program of 20 lines, at one of its first forks. The tests of make test run them without a sanitizer.
 
 # What a sanitizer makes meaningless, by file or by the beginning of a test's id, and why.
 LEFT_OUT = {
@@ -143,8 +151,11 @@ def summary(reports: list[Report]) -> str:
 
 def environment(sanitizer: str, library: Path, logs: Path) -> dict[str, str]:
     """What the tests, and the processes they start, run with."""
-    env = {**os.environ, "PYTHONPATH": str(library), "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1",
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(library), str(ROOT / "tests")]), "PYTHONSAFEPATH": "1",
            "DLRS_SLOWDOWN": str(SLOWDOWN[sanitizer])}
+    # Without bytecode each process would compile all that it imports, which takes more than a minute.
+    env.pop("PYTHONDONTWRITEBYTECODE", None)
+    env["PYTHONPYCACHEPREFIX"] = str(library.parent / "bytecode")
     log = f"log_path={logs / 'report'}"
     if sanitizer == "thread":
         suppressions = sorted(Path(sys.base_prefix).glob("share/tsan/*.txt"))
@@ -179,10 +190,26 @@ def selected(sanitizer: str) -> list[str]:
     """Arguments of pytest: which tests."""
     arguments = ["-m", "not timing"]
     if sanitizer == "thread":
-        arguments += [f"tests/test_{name}.py" for name in THREADED if (ROOT / f"tests/test_{name}.py").exists()]
+        arguments += [f"tests/test_{name}" for name in THREADED]
+        arguments += ["-p", "sanitize"]  # for pytest_collection_modifyitems below
     for name in LEFT_OUT[sanitizer]:
         arguments.append(f"--deselect=tests/{name}" if "::" in name else f"--ignore=tests/{name}")
     return arguments
+
+
+def pytest_collection_modifyitems(config, items: list) -> None:
+    """Of each test keep one case under ThreadSanitizer: that with most workers, and of these with most in parallel."""
+    best: dict[str, tuple] = {}
+    for item in items:
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        size = [parameters.get(name) for name in ("num_workers", "items_in_parallel")]
+        size = [number if isinstance(number, int) else 0 for number in size]
+        name = item.nodeid.split("[")[0]
+        if name not in best or size > best[name][0]:
+            best[name] = (size, item)
+    chosen = [item for _, item in best.values()]
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = chosen
 
 
 def main(sanitizer: str, arguments: list[str]) -> int:
@@ -194,8 +221,14 @@ def main(sanitizer: str, arguments: list[str]) -> int:
     flags = {"thread": "thread", "address": "address,undefined"}[sanitizer]
     base = ROOT / f"build/{sys.implementation.cache_tag}{sys.abiflags}-{flags.replace(',', '-')}"
     quiet = {"TSAN_OPTIONS": "report_bugs=0"} if sanitizer == "thread" else {}
-    subprocess.run([sys.executable, "setup.py", "-q", "build"], cwd=ROOT, check=True,
-                   env={**os.environ, **quiet, "DLRS_SANITIZE": flags})
+    env = {**os.environ, **quiet, "DLRS_SANITIZE": flags, "DLRS_BUILD_DIR": str(base.relative_to(ROOT))}
+    # Cython was not done after 12 minutes under ThreadSanitizer. The C that it generates is the same everywhere, so an
+    # ordinary interpreter that has Cython may do that: setup.py generates whatever it is asked for.
+    cython = os.environ.get("DLRS_CYTHON_PYTHON")
+    if cython:
+        subprocess.run([cython, "setup.py", "-q", "--version"], cwd=ROOT, check=True, env=env,
+                       stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "setup.py", "-q", "build"], cwd=ROOT, check=True, env=env)
     logs = base / "reports"
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir(parents=True)

@@ -1,7 +1,20 @@
 """What `make tsan` and `make asan` make of the reports of a sanitizer."""
 
+import re
+from types import SimpleNamespace
+
 import pytest
-from sanitize import EXPLAINED, explanations, judge, reports_in, summary
+from sanitize import (
+    EXPLAINED,
+    ROOT,
+    THREADED,
+    environment,
+    explanations,
+    judge,
+    pytest_collection_modifyitems,
+    reports_in,
+    summary,
+)
 
 BAR = "=" * 18
 
@@ -62,3 +75,44 @@ def test_explained_race_is_no_fault_and_explanations_need_a_reason():
     with pytest.raises(ValueError, match="no reason is given for data race:x"):
         explanations("# A head line.\n\ndata race:x\n")
     explanations(EXPLAINED.read_text())
+
+
+def test_one_case_of_each_test_is_kept():
+    """That with most workers, and of these with most items in parallel; others as they come first."""
+    def item(name: str, **params):
+        case = SimpleNamespace(nodeid=f"{name}[{len(items)}]" if params else name)
+        if params:
+            case.callspec = SimpleNamespace(params=params)
+        items.append(case)
+        return case
+
+    items: list = []
+    plain = item("plain")
+    item("sized", num_workers=0, items_in_parallel=1)
+    sized = item("sized", num_workers=4, items_in_parallel=3)
+    item("sized", num_workers=4, items_in_parallel=1)
+    other = item("other", kind="a", num_workers=None)
+    item("other", kind="b", num_workers=None)
+    left_out: list = []
+    hook = SimpleNamespace(pytest_deselected=lambda items: left_out.extend(items))
+    before = [*items]
+    pytest_collection_modifyitems(SimpleNamespace(hook=hook), items)
+    assert items == [plain, sized, other]
+    assert left_out == [case for case in before if case not in items]
+
+
+@pytest.mark.parametrize("name", THREADED)
+def test_selected_tests_exist(name):
+    """A file or a test that is renamed is missed here, not left out in silence."""
+    file, _, test = name.partition("::")
+    source = (ROOT / f"tests/test_{file}").read_text()
+    assert not test or re.search(rf"^def {test}\(", source, re.MULTILINE)
+
+
+@pytest.mark.parametrize("sanitizer", ["thread", "address"])
+def test_bytecode_is_kept_apart(sanitizer, tmp_path, monkeypatch):
+    """It is written even where the caller's environment forbids it: without it each child compiles all it imports."""
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    env = environment(sanitizer, tmp_path / "lib", tmp_path)
+    assert "PYTHONDONTWRITEBYTECODE" not in env
+    assert env["PYTHONPYCACHEPREFIX"] == str(tmp_path / "bytecode")

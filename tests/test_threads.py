@@ -525,3 +525,23 @@ def test_many_counters_agree():
     run_threaded(lambda number: list(loader), 4)
     assert sorted(dataset.started) == sorted([*range(100)] * 4)
     assert sys.getrefcount(dataset) < 1000
+
+
+@with_threads
+def test_length_may_be_read_while_another_thread_takes_batches(num_workers, items_in_parallel):
+    """Whoever looks sees it go down, never up, to 0; under ThreadSanitizer (`make tsan`) also without a race."""
+    batches = iter(load(Ids(60), 1, num_workers, items_in_parallel))
+    barrier = threading.Barrier(2)
+
+    def use(number: int) -> list:
+        barrier.wait(PATIENCE)
+        if number == 0:
+            return list(batches)
+        seen = [len(batches)]
+        while seen[-1]:
+            seen.append(len(batches))
+        return seen
+
+    taken, seen = run_threaded(use, 2)
+    assert taken == [[index] for index in range(60)]
+    assert seen == sorted(seen, reverse=True) and seen[0] <= 60
