@@ -780,7 +780,8 @@ cdef class WorkerPool:
 
     Notes
     -----
-    Making it waits for nobody. Dropping it lets the threads end after what they are at, and waits for none of them. Thread safe.
+    Making it waits for nobody. Dropping it lets the threads end after what they are at, and waits for none of them.
+    Thread safe.
     """
 
     cdef dlrs_pool *pool_ptr
@@ -1440,7 +1441,7 @@ def start_stream(Recipe recipe not None, WorkerPool pool not None, list readers 
 cdef int check_goes_on(PyDataloaderIter after, Recipe recipe, WorkerPool pool) except -1:
     if (not after.active or after.taken > 0 or after.is_followed or after.pool is not pool
             or after.epoch.recipe is not recipe or after.epoch.epoch_ptr == NULL or recipe.num_workers == 0):
-        raise ValueError("after must be a new iterator of the same recipe and pool, with workers, that no other follows")
+        raise ValueError("after must be a new iterator of the same recipe and pool, with workers, and not be followed")
     after.is_followed = True
     return 0
 

@@ -113,11 +113,11 @@ def _set_note(error: BaseException, note: str) -> None:
 
 
 class _Short(reprlib.Repr):
-    def repr1(self, value: object, level: int) -> str:
+    def repr1(self, x: object, level: int) -> str:
         # By the type itself: CPython before 3.12 goes by its name, and would read whatever is called `set` to its end.
-        if any(type(value) is kind for kind in TAKEN_APART):
-            return super().repr1(value, level)
-        return self.repr_instance(value, level)
+        if any(type(x) is kind for kind in TAKEN_APART):
+            return super().repr1(x, level)
+        return self.repr_instance(x, level)
 
 
 _short = _Short()

@@ -48,14 +48,14 @@ def draw_key(generator: object) -> int:
     return checked_uint64("what generator draws", number)
 
 
-def _draw_of(generator: object) -> Callable[[Any], int] | None:
+def _draw_of(generator: object) -> Callable[[Any], Any] | None:
     for module, name, draw in KINDS:
         if is_instance_of(generator, module, name):
             return draw
     return None
 
 
-def _from_numpy(generator: Any) -> int:
+def _from_numpy(generator: Any) -> Any:  # a subclass may draw something else
     return generator.integers(0, 2**64 - 1, endpoint=True, dtype="uint64")
 
 

@@ -5,6 +5,7 @@ to work there. Knows nothing of threads."""
 from __future__ import annotations
 
 import _thread
+import importlib
 import sys
 
 
@@ -12,12 +13,12 @@ def is_main_interpreter() -> bool:
     """Whether this is the main interpreter of the process, as far as that can be said."""
     if sys.version_info >= (3, 13):
         ask = getattr(_thread, "_is_main_interpreter", None)
-        return ask is None or ask()
+        return ask is None or bool(ask())
     try:
-        import _xxsubinterpreters as interpreters
+        interpreters = importlib.import_module("_xxsubinterpreters")
     except ImportError:
         return True  # built without subinterpreters in Python
-    return interpreters.get_current() == interpreters.get_main()
+    return bool(interpreters.get_current() == interpreters.get_main())
 
 
 def require_main_interpreter() -> None:

@@ -38,4 +38,5 @@ def checked_multiprocessing_context(context: object) -> object:
 def checked_device(name: str, device: Any) -> str:
     if not issubclass(type(device), str):
         raise TypeError(f"{name} must be a str, got {shown(device)} ({type_name(device)})")
-    return device
+    checked: str = device
+    return checked

@@ -88,7 +88,7 @@ class Start:
     def __init__(self) -> None:
         self.errors: dict[int, BaseException] = {}
         # Set once all have started, or one could not.
-        self.settled = threading.Event()
+        self.settled: threading.Event = threading.Event()
 
     def wait(self, seconds: float) -> bool:
         """Wait until it is settled, or for so long. False if time is up."""

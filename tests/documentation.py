@@ -81,7 +81,7 @@ def program_of(page: Path, kind: str) -> tuple[str, list[str]]:
         block.source for block in blocks_of(GUIDE) if block.kind == "python prelude")
     blocks, printed = [], []
     for block in blocks_of(page):
-        if block.kind == kind or kind == "python" and block.kind == "python prelude":
+        if block.kind == kind or (kind == "python" and block.kind == "python prelude"):
             blocks.append((block.line, before, block.source))
             printed += [f"block {block.line}", *re.findall(r"# -> (.*)$", block.source, re.MULTILINE)]
         if block.kind == "python prelude":

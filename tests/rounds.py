@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from toy_datasets import Ids
 
-from dataloader_rs import PyDataloader, PyDataset, PyIterableDataset, default_collate
+from dataloader_rs import PyDataloader, PyIterableDataset, default_collate
 from dataloader_rs._shuffle import ShuffledOrder
 
 ROW = 600  # numbers in an array: more than the 4 KiB from which on memory is recycled

@@ -180,9 +180,9 @@ def launcher(sanitizer: str, env: dict[str, str]) -> list[str]:
     """What to start Python with. Older runtimes of ThreadSanitizer need addresses that are not randomised."""
     for prefix in [[], ["setarch", platform.machine(), "-R"]]:
         command = [*prefix, sys.executable, "-c", "pass"]
-        if not prefix or shutil.which(prefix[0]):
-            if subprocess.run(command, env=env, capture_output=True).returncode == 0:
-                return prefix
+        is_there = not prefix or shutil.which(prefix[0])
+        if is_there and subprocess.run(command, env=env, capture_output=True).returncode == 0:
+            return prefix
     sys.exit(f"an empty program fails here under the {sanitizer} sanitizer")
 
 

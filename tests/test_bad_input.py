@@ -17,9 +17,8 @@ from reference import drained
 from toy_datasets import Calls, Ids
 
 import dataloader_rs
-from dataloader_rs import PyDataloader, PyDataset, PyIterableDataset, collate, default_collate, register_collate
+from dataloader_rs import PyDataloader, PyDataset, PyIterableDataset, collate, default_collate, register_collate, share
 from dataloader_rs import sample_rng as rng_of_sample
-from dataloader_rs import share
 
 LONGEST_MESSAGE = 700
 
@@ -421,7 +420,7 @@ def test_argument_cannot_be_deleted(name):
 
 @pytest.mark.parametrize("said", [0, 1, 2, 5])
 def test_length_that_lies_decides_the_epoch(said, num_workers):
-    """Too long, and the items that are not there are errors in their place; too short, and the rest is not asked for."""
+    """Too long, and items that are not there are errors in their place; too short, and the rest is not asked for."""
     class Lying(PyDataset):
         items = "abc"
 
@@ -453,7 +452,7 @@ def test_length_that_changes_under_way_changes_the_next_epoch(num_workers):
 @pytest.mark.parametrize("parallel", [1, 2])
 def test_sample_may_be_anything(batch_size, parallel, num_workers):
     """None, exceptions and their classes, the loader, its iterator: each comes as the object that it is."""
-    samples = [None, NotImplemented, Ellipsis, StopIteration, StopIteration(), ValueError("no error"), KeyboardInterrupt,
+    samples = [None, NotImplemented, Ellipsis, StopIteration, StopIteration(), ValueError("fine"), KeyboardInterrupt,
                SystemExit(), its_own_item(), VALUES["eq raises"].make(), VALUES["no attribute"].make()]
     loader = PyDataloader(Calls(len(samples) + 2, lambda index: samples[index]), batch_size, num_workers=num_workers,
                           items_in_parallel=parallel)
@@ -748,7 +747,8 @@ def test_no_value_crashes_what_is_behind_the_public_names(run_script, tmp_path):
     """
     log = tmp_path / "pair"
     finished = run_script(PRIVATE, str(log), timeout=60, status=None, stderr=None)
-    assert (log.read_text().strip() if log.exists() else "", finished.returncode) == ("the end", 0), finished.stderr[-2000:]
+    last = log.read_text().strip() if log.exists() else ""
+    assert (last, finished.returncode) == ("the end", 0), finished.stderr[-2000:]
 
 
 def test_threads_that_pass_bad_values_at_once_get_their_own_errors():

@@ -49,7 +49,7 @@ def test_one_call_for_each_batch(num_workers):
 
 
 ORDERS = {
-    "range": lambda: {},
+    "range": dict,
     "shuffle": lambda: {"shuffle": True, "seed": 1},
     "list": lambda: {"sampler": [5, 3, 3, 9, True, 2**70]},
     "iterator": lambda: {"sampler": iter([4, 2, 1])},

@@ -16,10 +16,10 @@ import pytest
 
 pytest.importorskip("numpy")
 
-from conftest import SLOWDOWN, TESTS  # noqa: E402
-from loads import many_batches, many_loaders, many_threads, many_workers  # noqa: E402
-from rounds import Fault, Outcome, Round, Tally, check_batch, record, run_rounds  # noqa: E402
-from soak import growth  # noqa: E402
+from conftest import SLOWDOWN, TESTS
+from loads import many_batches, many_loaders, many_threads, many_workers
+from rounds import Fault, Outcome, Round, Tally, check_batch, record, run_rounds
+from soak import growth
 
 SOAK = Path(__file__).parent / "soak.py"
 

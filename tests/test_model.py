@@ -548,8 +548,8 @@ class Loader:
             outcomes += last
         if plan.init == "fails" and (outcomes or plan.is_stream):
             return [Final(self.init_faults, "init")], promised
-        for number, outcome in enumerate(outcomes):
-            outcome.number = number
+        for number, expected in enumerate(outcomes):
+            expected.number = number
         return outcomes, promised
 
     def lane(self, epoch: int, indices: range, batch_size: int | None, drop_last: bool) -> list[Batch | Final]:
@@ -991,7 +991,8 @@ class Program(RuleBasedStateMachine):
         problem = None
         for order in itertools.permutations(models):
             try:
-                judged = [self.judged(model, *item) for model, item in zip(order, zip(tokens, results))]
+                judged = [self.judged(model, *item) for model, item in
+                          zip(order, zip(tokens, results, strict=False), strict=True)]
             except AssertionError as error:
                 problem = error
             else:
@@ -1004,8 +1005,8 @@ class Program(RuleBasedStateMachine):
         """What a thread got held against an epoch that may be another thread's."""
         trial = copy.copy(model)
         trial.pending, trial.failed, trial.token = list(model.pending), list(model.failed), token
-        for outcome in outcomes:
-            trial.judge(outcome)
+        for got in outcomes:
+            trial.judge(got)
         return trial
 
     @rule(model=iterators)
@@ -1204,7 +1205,7 @@ def hangs_are_seen(capfd):
     """Stacks of a hang go where pytest has not put its own file."""
     global hang_report
     with capfd.disabled():
-        hang_report = open(os.dup(2), "w")
+        hang_report = os.fdopen(os.dup(2), "w")
     yield
     faulthandler.cancel_dump_traceback_later()
     hang_report.close()

@@ -234,8 +234,7 @@ static void check_epoch(const dlrs_epoch *epoch)
         while (listed != NULL && listed != slot)
             listed = listed->next_unstarted;
         SCHEDULE_CHECK((listed != NULL) == (slot->started < slot->num_items && !slot->closed));
-        SCHEDULE_CHECK(epoch->items_in_parallel == 1
-                       || slot->started - slot->finished <= epoch->items_in_parallel);
+        SCHEDULE_CHECK(epoch->items_in_parallel == 1 || slot->started - slot->finished <= epoch->items_in_parallel);
     }
     SCHEDULE_CHECK(open == epoch->in_progress && open <= epoch->batches_in_parallel);
     const dlrs_epoch *earlier = epoch->after;
@@ -267,8 +266,8 @@ static void schedule_unlocks(const pthread_mutex_t *lock, const char *place)
 /* `num_finished` says that something goes on, `failed` is set before `stopping` is, and the gate has no lock. */
 static bool schedule_needs_no_lock(const char *place)
 {
-    static const char *const places[] = {"dlrs_worker_next", "dlrs_worker_piece", "worker_main", "dlrs_gate_ask",
-                                         "dlrs_gate_passed", "dlrs_gate_stand_aside"};
+    static const char *const places[] = {"dlrs_worker_next", "dlrs_worker_piece", "worker_main",
+                                         "dlrs_gate_ask",    "dlrs_gate_passed",  "dlrs_gate_stand_aside"};
     for (unsigned i = 0; i < sizeof places / sizeof places[0]; i++) {
         if (strcmp(place, places[i]) == 0)
             return true;
@@ -649,14 +648,19 @@ static uint64_t explore(const scenario *s)
 }
 
 #define EPOCH(size, most, batches, items) \
-    .options = {.batch_size = (size), .capacity = (most), .batches_in_parallel = (batches), \
-                .items_in_parallel = (items)}
+    .options = {.batch_size = (size), .capacity = (most), .batches_in_parallel = (batches), .items_in_parallel = (items)}
 #define LANES(most, batches, lanes) \
-    .options = {.batch_size = 1, .capacity = (most), .batches_in_parallel = (batches), .items_in_parallel = 1, \
+    .options = {.batch_size = 1, \
+                .capacity = (most), \
+                .batches_in_parallel = (batches), \
+                .items_in_parallel = 1, \
                 .num_lanes = (lanes)}
 #define UNORDERED(size, most, batches, items) \
-    .options = {.batch_size = (size), .capacity = (most), .batches_in_parallel = (batches), \
-                .items_in_parallel = (items), .unordered = true}
+    .options = {.batch_size = (size), \
+                .capacity = (most), \
+                .batches_in_parallel = (batches), \
+                .items_in_parallel = (items), \
+                .unordered = true}
 #define USUAL .takes = ALL, .failing = UINT64_MAX, .starts = -1
 
 /* The bounds are what takes about half a second; in a long test they are one more, in a short one one less. */
@@ -683,23 +687,23 @@ static const scenario scenarios[] = {
     {"a lane fails", 2, .workers = 2, LANES(3, 2, 2), .num_items = 2, .takes = ALL, .starts = -1, .failing = 1},
     {"a consumer that stops taking", 2, .workers = 2, EPOCH(1, 3, 2, 1), .num_items = 3, .takes = EACH,
      .failing = UINT64_MAX, .starts = -1},
-    {"the same, item by item", 2, .workers = 2, EPOCH(2, 3, 2, 2), .num_items = 4, .takes = EACH,
-     .failing = UINT64_MAX, .starts = -1},
-    {"the same, unordered", 2, .workers = 2, UNORDERED(2, 3, 2, 2), .num_items = 4, .takes = EACH,
-     .failing = UINT64_MAX, .starts = -1},
+    {"the same, item by item", 2, .workers = 2, EPOCH(2, 3, 2, 2), .num_items = 4, .takes = EACH, .failing = UINT64_MAX,
+     .starts = -1},
+    {"the same, unordered", 2, .workers = 2, UNORDERED(2, 3, 2, 2), .num_items = 4, .takes = EACH, .failing = UINT64_MAX,
+     .starts = -1},
     {"the same, lanes", 2, .workers = 2, LANES(3, 2, 2), .num_items = 1, .takes = EACH, .failing = UINT64_MAX,
      .starts = -1},
     {"the same, and the owner waits", 2, .workers = 2, EPOCH(1, 3, 2, 1), .num_items = 2, .takes = EACH,
      .ending = STOP_AND_WAIT, .failing = UINT64_MAX, .starts = -1},
     {"two consumers", 2, .workers = 1, EPOCH(1, 2, 1, 1), .num_items = 2, .consumers = 2, USUAL},
     {"two consumers, two workers", 1, .workers = 2, EPOCH(1, 2, 1, 1), .num_items = 1, .consumers = 2, USUAL},
-    {"two consumers that stop taking", 1, .workers = 2, EPOCH(1, 2, 1, 1), .num_items = 1, .consumers = 2,
-     .takes = EACH, .failing = UINT64_MAX, .starts = -1},
+    {"two consumers that stop taking", 1, .workers = 2, EPOCH(1, 2, 1, 1), .num_items = 1, .consumers = 2, .takes = EACH,
+     .failing = UINT64_MAX, .starts = -1},
     {"one epoch after another", 1, .workers = 2, EPOCH(1, 3, 2, 1), .num_items = 2, .has_later = true, USUAL},
-    {"one epoch after another that is cancelled", 1, .workers = 2, EPOCH(1, 2, 2, 1), .num_items = 2,
-     .has_later = true, .takes = EACH, .failing = UINT64_MAX, .starts = -1},
-    {"one epoch after another that is waited for", 1, .workers = 2, EPOCH(1, 2, 2, 1), .num_items = 2,
-     .has_later = true, .later_first = true, USUAL},
+    {"one epoch after another that is cancelled", 1, .workers = 2, EPOCH(1, 2, 2, 1), .num_items = 2, .has_later = true,
+     .takes = EACH, .failing = UINT64_MAX, .starts = -1},
+    {"one epoch after another that is waited for", 1, .workers = 2, EPOCH(1, 2, 2, 1), .num_items = 2, .has_later = true,
+     .later_first = true, USUAL},
     {"a pool that is stopped", 1, .workers = 2, EPOCH(1, 3, 2, 1), .num_items = 1, .stopped = true, USUAL},
     {"a process that ends", 1, .workers = 2, EPOCH(1, 3, 2, 1), .num_items = 1, .exits = true, USUAL},
     {"no first thread", 3, .workers = 2, EPOCH(1, 3, 2, 1), .takes = ALL, .starts = 0},
@@ -713,8 +717,8 @@ static const scenario scenarios[] = {
      .allocates = EACH, USUAL},
     {"waits that end by themselves", 2, TIMEOUTS_ANYTIME, .workers = 2, EPOCH(1, 2, 2, 1), .num_items = 2, USUAL},
     {"the same, item by item", 2, TIMEOUTS_ANYTIME, .workers = 2, EPOCH(2, 2, 1, 2), .num_items = 2, USUAL},
-    {"those who wait look around", 2, .processors = 8, .workers = 2, EPOCH(1, 2, 2, 1), .num_items = 2,
-     .run_ns = 100000, USUAL},
+    {"those who wait look around", 2, .processors = 8, .workers = 2, EPOCH(1, 2, 2, 1), .num_items = 2, .run_ns = 100000,
+     USUAL},
     {"the same, cheap runs", 1, .processors = 8, .workers = 2, EPOCH(1, 2, 2, 1), .num_items = 2, .run_ns = 100, USUAL},
     {"one at a time", 2, TIMEOUTS_LAST, .workers = 2, EPOCH(1, 2, 2, 1), .num_items = 2, .run_ns = 100000,
      .exclusive = true, .adaptive = true, USUAL},

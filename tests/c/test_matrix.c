@@ -149,9 +149,8 @@ static void leave(void *context, dlrs_worker *worker)
 
 static dlrs_pool *new_pool(unsigned num_threads)
 {
-    dlrs_pool_options options = {.hooks = {.enter = enter, .work = work, .leave = leave},
-                                 .num_threads = num_threads,
-                                 .stack_size = STACK_SIZE};
+    dlrs_pool_options options = {
+        .hooks = {.enter = enter, .work = work, .leave = leave}, .num_threads = num_threads, .stack_size = STACK_SIZE};
     dlrs_pool *pool = NULL;
     int os_error;
     CHECK_EQUAL(dlrs_pool_new(&options, &pool, &os_error), DLRS_OK);
@@ -165,7 +164,9 @@ static void begin(job *j, const shape *s, dlrs_pool *pool, dlrs_epoch *after)
 {
     memset(j, 0, sizeof *j);
     j->shape = s;
-    j->options = (dlrs_epoch_options){.batch_size = s->kind == OWN_SIZES ? 0 : s->kind == LANES ? 1 : s->batch_size,
+    j->options = (dlrs_epoch_options){.batch_size = s->kind == OWN_SIZES ? 0
+                                                    : s->kind == LANES   ? 1
+                                                                         : s->batch_size,
                                       .capacity = s->workers + s->depth,
                                       .batches_in_parallel = s->workers,
                                       .items_in_parallel = s->items_in_parallel,
@@ -247,8 +248,8 @@ static void check_end_of(job *j, bool whole)
             CHECK(atomic_load(&j->items[n][p]) != 1);
         if (whole && n < j->num_batches && !lanes_fail)
             CHECK_EQUAL(j->taken[n], 1);
-        for (uint64_t p = 0; whole && !j->shape->fails && j->shape->kind != LANES && n < j->num_batches
-                             && p < size_of(j, n); p++)
+        for (uint64_t p = 0;
+             whole && !j->shape->fails && j->shape->kind != LANES && n < j->num_batches && p < size_of(j, n); p++)
             CHECK_EQUAL(atomic_load(&j->started[n][p]), 1);
     }
     tally_free(&j->gate);
@@ -273,9 +274,15 @@ static void for_each_shape(void (*test)(const shape *, dlrs_pool *), bool shares
                     for (uint64_t size = 1; size <= MOST_SIZE; size++)
                         for (kind k = 0; k < NUM_KINDS; k++)
                             for (unsigned bits = 0; bits < 4; bits++) {
-                                shape s = {.workers = workers, .depth = depth, .items_in_parallel = items,
-                                           .length = length, .batch_size = size, .kind = k, .num_lanes = size,
-                                           .unordered = bits & 1, .fails = bits >> 1};
+                                shape s = {.workers = workers,
+                                           .depth = depth,
+                                           .items_in_parallel = items,
+                                           .length = length,
+                                           .batch_size = size,
+                                           .kind = k,
+                                           .num_lanes = size,
+                                           .unordered = bits & 1,
+                                           .fails = bits >> 1};
                                 if (k == LANES && (size > MOST_LANES || items > 1))
                                     continue; /* a batch of a lane is one run */
                                 if (check_random(&dice, 100) < check_percent)
