@@ -24,8 +24,10 @@ SOURCES := setup.py $(wildcard dataloader_rs/*.pyx dataloader_rs/*.pxd dataloade
 # A virtual environment made by another interpreter lacks this file and is made anew.
 MADE := $(VENV)/made-by-$(TAG)$(word 3,$(ABOUT))
 TOOLS := $(VENV)/build-requires.txt
-MINUTES ?= 30
 INSTALL := $(VENV)/bin/python -m pip install -qq --prefer-binary
+# Print the list that pyproject.toml has under these keys.
+REQUIREMENTS := $(VENV)/bin/python -c 'import functools, operator, sys, tomllib; \
+    print(*functools.reduce(operator.getitem, sys.argv[1:], tomllib.load(open("pyproject.toml", "rb"))), sep="\n")'
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -48,7 +50,7 @@ load: $(VENV)/with-test $(EXTENSION)  ## large numbers of workers, loaders, batc
 	$(VENV)/bin/python tests/soak.py load
 
 soak: $(VENV)/with-test $(EXTENSION)  ## random loaders, errors and breaks; MINUTES=30, SEED=1 repeats what it drew
-	$(VENV)/bin/python tests/soak.py soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
+	$(VENV)/bin/python tests/soak.py soak --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 fuzz: $(VENV)/with-test $(EXTENSION)  ## run random programs for MINUTES=10; SEED=... repeats a failure
 	$(VENV)/bin/python tests/fuzz.py $(or $(MINUTES),10) $(SEED)
@@ -117,15 +119,12 @@ $(MADE):
 	@touch $@
 
 $(TOOLS): pyproject.toml $(MADE)
-	@$(VENV)/bin/python -c 'import tomllib; \
-	    print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' >$@
+	@$(REQUIREMENTS) build-system requires >$@
 	$(INSTALL) -r $@
 
 # What the tests need, without the package: for builds of it that are not ordinary ones.
 $(VENV)/with-test-tools: pyproject.toml $(TOOLS)
-	@$(VENV)/bin/python -c 'import tomllib; \
-	    print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["test"], sep="\n")' \
-	    >$(VENV)/test-requires.txt
+	@$(REQUIREMENTS) project optional-dependencies test >$(VENV)/test-requires.txt
 	$(INSTALL) --no-compile -r $(VENV)/test-requires.txt
 	@touch $@
 

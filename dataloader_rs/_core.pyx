@@ -272,16 +272,21 @@ cdef object failure_or_out_of_memory(error):
         return OUT_OF_MEMORY
 
 
-cdef _Failure failure_of_taken(PyObject *error, int64_t position):
-    # What stands in the slot for an exception that was taken by `dlrs_take_raised`.
-    return OUT_OF_MEMORY if error == NULL else _Failure.of(owned(error), position)
-
-
 cdef inline object owned(PyObject *reference):
     # The object, from a reference that is ours.
     cdef object result = <object>reference
     Py_DECREF(result)
     return result
+
+
+cdef _Failure failure_of_taken(PyObject *error, int64_t position):
+    # What stands in the slot for an exception that was taken by `dlrs_take_raised`.
+    return OUT_OF_MEMORY if error == NULL else _Failure.of(owned(error), position)
+
+
+cdef inline object outcome_of_call(PyObject *result, int64_t position):
+    # What a C call has returned, or a `_Failure` for the exception that it has left.
+    return failure_of_taken(dlrs_take_raised(), position) if result == NULL else owned(result)
 
 
 cdef int64_t asked_position(iterator, uint64_t count) noexcept:
@@ -388,12 +393,7 @@ cdef class _Epoch:
         else:
             samples = self.fetch(worker, place, batch, count)
             place.asked = DLRS_ASKED_NOTHING    # its iterator is gone
-        if type(samples) is _Failure:
-            return samples
-        if worker != NULL and self.recipe.num_workers == 0:
-            # An empty batch, which has no items to fetch in parallel: collate_fn belongs to the calling thread.
-            return samples
-        return self.collated(place, batch, samples)
+        return samples if type(samples) is _Failure else self.collated_by(worker, place, batch, samples)
 
     cdef object read(self, uint64_t lane, bint *ended):
         """Read the samples of one batch of a stream: a list, or a `_Failure`, or None when there are no more.
@@ -441,11 +441,12 @@ cdef class _Epoch:
 
     cdef object fetch_many(self, uint64_t batch, uint64_t count):
         cdef list indices = list(self.indices(batch, 0, count))
-        cdef PyObject *samples = PyObject_CallOneArg(<PyObject *>self.recipe.fetch_many, <PyObject *>indices)
-        if samples == NULL:
-            return failure_of_taken(dlrs_take_raised(), -1)
+        cdef object samples = outcome_of_call(
+            PyObject_CallOneArg(<PyObject *>self.recipe.fetch_many, <PyObject *>indices), -1)
+        if type(samples) is _Failure:
+            return samples
         try:
-            return checked_samples(owned(samples), count)
+            return checked_samples(samples, count)
         except BaseException as error:
             return _Failure.of(error, -1)
 
@@ -481,24 +482,23 @@ cdef class _Epoch:
             dlrs_worker_let_consumers_pass(worker)
 
     cdef object collated(self, dlrs_place *place, uint64_t batch, samples):
-        cdef PyObject *made
         if self.recipe.collate_fn is None:
             return samples
         dlrs_ask(place, DLRS_ASKED_COLLATE, NULL, batch, 1)
-        made = PyObject_CallOneArg(<PyObject *>self.recipe.collate_fn, <PyObject *>samples)
-        if made == NULL:
-            return failure_of_taken(dlrs_take_raised(), -1)
-        return owned(made)
+        return outcome_of_call(PyObject_CallOneArg(<PyObject *>self.recipe.collate_fn, <PyObject *>samples), -1)
+
+    cdef object collated_by(self, dlrs_worker *worker, dlrs_place *place, uint64_t batch, samples):
+        # Without workers, the threads that fetch items leave collate_fn to the calling thread, which has no `worker`.
+        if worker != NULL and self.recipe.num_workers == 0:
+            return samples
+        return self.collated(place, batch, samples)
 
     cdef object make_item(self, uint64_t batch, uint64_t position):
         """Fetch one item. The sample, or a `_Failure` in its place."""
         cdef object index = self.index_at(batch, position)
-        cdef PyObject *sample = PyObject_GetItem(<PyObject *>self.recipe.dataset, <PyObject *>index)
-        if sample == NULL:
-            return failure_of_taken(dlrs_take_raised(), position)
-        return owned(sample)
+        return outcome_of_call(PyObject_GetItem(<PyObject *>self.recipe.dataset, <PyObject *>index), position)
 
-    cdef object gather(self, const dlrs_run *run):
+    cdef object gather(self, dlrs_worker *worker, const dlrs_run *run):
         """Make the outcome of a batch from the results of its items, all of which this thread owns now."""
         cdef dlrs_slot *slot = run.slot
         cdef list samples = []
@@ -515,8 +515,7 @@ cdef class _Epoch:
         if not dlrs_run_is_wanted(run):
             return None
         outcome = samples if self.recipe.batched else samples[0]
-        # Without workers, collate_fn belongs to the calling thread.
-        return self.collated(dlrs_get_place(), run.batch, outcome) if self.recipe.num_workers > 0 else outcome
+        return self.collated_by(worker, dlrs_get_place(), run.batch, outcome)
 
     cdef object run_outcome(self, dlrs_worker *worker, const dlrs_run *run):
         """Do a run on a worker: the batch, or the sample if the run is a single item, or a `_Failure`."""
@@ -540,7 +539,7 @@ cdef class _Epoch:
     cdef object batch_outcome(self, dlrs_worker *worker, const dlrs_run *run):
         """Finish a batch whose items were fetched singly: the batch, or a `_Failure`."""
         try:
-            outcome = self.gather(run)
+            outcome = self.gather(worker, run)
         except BaseException:
             return OUT_OF_MEMORY
         sign(outcome, worker)

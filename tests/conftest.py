@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,12 @@ def num_workers(request) -> int:
     return request.param
 
 
+def child_environment() -> dict[str, str]:
+    """The environment of a child process that imports what is in this folder."""
+    paths = [str(TESTS), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
 @pytest.fixture
 def run_script(tmp_path):
     """Run a script in a child process and return the finished process.
@@ -136,11 +143,10 @@ def run_script(tmp_path):
             warnings: str = "error"):
         script = tmp_path / "script.py"
         script.write_text(textwrap.dedent(source))
-        paths = [str(TESTS), os.environ.get("PYTHONPATH", "")]
         finished = subprocess.run(
             [sys.executable, "-W", warnings, str(script), *arguments], capture_output=True, text=True,
             timeout=timeout * SLOWDOWN,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONFAULTHANDLER": "1"})
+            env={**child_environment(), "PYTHONFAULTHANDLER": "1"})
         if stderr is not None:
             assert finished.stderr == stderr
         if status is not None:
@@ -150,20 +156,18 @@ def run_script(tmp_path):
     return run
 
 
-def run_threaded(function, num_threads: int) -> list:
-    """Call ``function(number)`` on as many threads at once as possible; their results, or the first exception."""
-    barrier = threading.Barrier(num_threads)
-    results: list = [None] * num_threads
-    errors = []
+def on_threads(*functions) -> list:
+    """What the functions return, each on a thread of its own, or the first exception."""
+    results: list = [None] * len(functions)
+    errors: list[BaseException] = []
 
-    def target(number: int) -> None:
+    def call(number: int, function) -> None:
         try:
-            barrier.wait()
-            results[number] = function(number)
+            results[number] = function()
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=target, args=(number,)) for number in range(num_threads)]
+    threads = [threading.Thread(target=call, args=item, daemon=True) for item in enumerate(functions)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -171,3 +175,14 @@ def run_threaded(function, num_threads: int) -> list:
     if errors:
         raise errors[0]
     return results
+
+
+def run_threaded(function, num_threads: int) -> list:
+    """Call ``function(number)`` on as many threads at once as possible; their results, or the first exception."""
+    barrier = threading.Barrier(num_threads)
+
+    def call(number: int):
+        barrier.wait()
+        return function(number)
+
+    return on_threads(*(partial(call, number) for number in range(num_threads)))

@@ -13,6 +13,7 @@ import threading
 import time
 import warnings
 
+from forked import wait_for
 from toy_datasets import PATIENCE, Ids
 
 from dataloader_rs import PyDataloader
@@ -274,14 +275,7 @@ def fork(in_child) -> None:
     if child == 0:
         in_child()
         sys.exit(5)
-    deadline = time.monotonic() + PATIENCE
-    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
-        if time.monotonic() > deadline:
-            os.kill(child, signal.SIGABRT)  # faulthandler shows where it hangs
-            os.waitpid(child, 0)
-            raise AssertionError("the forked child hangs")
-        time.sleep(0.002)
-    assert ended == (child, 5 << 8), ended
+    wait_for(child, status=5, patience=PATIENCE)
 
 
 def iterate_in_child() -> None:

@@ -18,6 +18,7 @@ from dataloader_rs import PyDataloader
 PREAMBLE = """
 import faulthandler, gc, multiprocessing, os, signal, sys, threading, time, warnings
 from dataloader_rs import PyDataloader
+from forked import wait_for
 from toy_datasets import Ids
 
 warnings.filterwarnings("ignore", "This process", DeprecationWarning)  # fork with threads, what this is about
@@ -63,16 +64,6 @@ def fork(loaders=1):
                or num_worker_threads() != threads):
             time.sleep(0.001)
     return os.fork()
-
-def wait_for(child, patience=15):
-    deadline = time.monotonic() + patience
-    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
-        if time.monotonic() > deadline:
-            os.kill(child, signal.SIGABRT)  # faulthandler shows where it hangs
-            os.waitpid(child, 0)
-            raise AssertionError("the child hangs")
-        time.sleep(0.002)
-    assert ended == (child, 0), ended
 
 def refuses(batches):
     # next() on an iterator of the parent: RuntimeError, without waiting. "Under way": the parent was inside next().

@@ -5,7 +5,6 @@ Also, that a soak sees what it is there to see.
 
 from __future__ import annotations
 
-import os
 import random
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import pytest
 
 pytest.importorskip("numpy")
 
-from conftest import SLOWDOWN, TESTS
+from conftest import SLOWDOWN, child_environment
 from loads import many_batches, many_loaders, many_threads, many_workers
 from rounds import Fault, Outcome, Round, Tally, check_batch, record, run_rounds
 from soak import growth
@@ -103,8 +102,6 @@ def test_growth_is_told_from_noise():
                                                   ("loss", "lost: 1")])
 def test_soak_notices(plant, complaint):
     """A soak in which a thread or a descriptor is left, or a batch lost, fails and says so."""
-    paths = [os.environ.get("PYTHONPATH", ""), str(TESTS)]
     finished = subprocess.run([sys.executable, SOAK, "soak", "--minutes", "0.02", "--seed", "1", "--plant", plant],
-                              capture_output=True, text=True, timeout=50 * SLOWDOWN,
-                              env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))})
+                              capture_output=True, text=True, timeout=50 * SLOWDOWN, env=child_environment())
     assert finished.returncode == 1 and complaint in finished.stdout + finished.stderr, finished.stderr

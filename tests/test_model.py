@@ -37,7 +37,7 @@ from array import array
 from collections import Counter, defaultdict, deque
 
 import pytest
-from conftest import FREE_THREADED, MODEL_SEED, eventually, worker_threads
+from conftest import FREE_THREADED, MODEL_SEED, eventually, on_threads, worker_threads
 from reference import cut, in_turns, outcome
 from toy_datasets import Ids
 
@@ -803,27 +803,6 @@ def start_iterator(loader: Loader, token: int) -> Iterator | None:
     return model
 
 
-def on_threads(*functions) -> list:
-    """What the functions return, each on a thread of its own."""
-    results: list = [None] * len(functions)
-    errors: list[BaseException] = []
-
-    def call(number: int, function) -> None:
-        try:
-            results[number] = function()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=call, args=item, daemon=True) for item in enumerate(functions)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return results
-
-
 # ---- programs ----
 
 
@@ -1217,8 +1196,7 @@ def hangs_are_seen(capfd):
 @pytest.mark.parametrize("number", range(8))
 def test_random_programs_agree_with_the_sequential_loader(number, hangs_are_seen):
     """Whatever is done with loaders, in whatever order: the outcomes are those of the sequential loader."""
-    # Threads that fight for a core take free-threaded builds twice as long.
-    run_programs(MODEL_SEED + number, 8 if FREE_THREADED else 16)
+    run_programs(MODEL_SEED + number, 16)
 
 
 class Forgetful(PyDataloader):

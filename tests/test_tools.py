@@ -11,10 +11,9 @@ import subprocess
 import sys
 import sysconfig
 import threading
-from pathlib import Path
 
 import pytest
-from conftest import FREE_THREADED
+from conftest import FREE_THREADED, child_environment
 from toy_datasets import Calls
 
 from dataloader_rs import PyDataloader
@@ -65,10 +64,9 @@ def stuck(tmp_path):
     """A process with a worker that is stuck in an item. It ends well afterwards."""
     script = tmp_path / "script.py"
     script.write_text("\n".join(line.removeprefix("    ") for line in ATTACHED.splitlines()))
-    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     with subprocess.Popen(
             [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}) as process:
+            env=child_environment()) as process:
         assert process.stdout.readline() == "ready\n", process.stderr.read()
         yield process
         out, err = process.communicate(timeout=30)
@@ -229,18 +227,25 @@ def test_monitoring_sees_what_workers_run(num_workers):
     assert found == ran
 
 
-def test_trace_set_later_is_for_workers_that_start_later():
-    """threading.settrace is for threads that start after it: workers of a loader that has some are left alone."""
+def thread_of_item(index: int) -> int:
+    return threading.get_ident()
+
+
+def tracer_of(function):
+    """A set, and a trace function that adds to it each thread on which the function runs."""
     traced = set()
 
-    def item(index: int) -> int:
-        return threading.get_ident()
-
     def trace(frame, event, argument):
-        if frame.f_code is item.__code__:
+        if frame.f_code is function.__code__:
             traced.add(threading.get_ident())
 
-    early, late = (PyDataloader(Calls(20, item), 2, num_workers=2) for _ in range(2))
+    return traced, trace
+
+
+def test_trace_set_later_is_for_workers_that_start_later():
+    """threading.settrace is for threads that start after it: workers of a loader that has some are left alone."""
+    traced, trace = tracer_of(thread_of_item)
+    early, late = (PyDataloader(Calls(20, thread_of_item), 2, num_workers=2) for _ in range(2))
     workers = set(sum(early, []))
     before = threading.gettrace()
     threading.settrace(trace)
@@ -256,16 +261,8 @@ def test_trace_set_later_is_for_workers_that_start_later():
 @pytest.mark.skipif(FREE_THREADED, reason="CPython 3.13t sets it while the other threads run")
 def test_trace_can_be_set_for_workers_that_run():
     """threading.settrace_all_threads reaches workers that are parked, and takes the function away from them again."""
-    traced = set()
-
-    def item(index: int) -> int:
-        return threading.get_ident()
-
-    def trace(frame, event, argument):
-        if frame.f_code is item.__code__:
-            traced.add(threading.get_ident())
-
-    loader = PyDataloader(Calls(20, item), 2, num_workers=2)
+    traced, trace = tracer_of(thread_of_item)
+    loader = PyDataloader(Calls(20, thread_of_item), 2, num_workers=2)
     list(loader)
     before, of_this_thread = threading.gettrace(), sys.gettrace()
     threading.settrace_all_threads(trace)

@@ -2,11 +2,12 @@
  * an end that nobody knows before, and unordered. And who is at a batch. */
 #include "_pool.h"
 #include "check.h"
+#include "plain_pool.h"
 #include "tally.h"
 
 #include <stdatomic.h>
 
-enum { MOST_BATCHES = 2048, MOST_LANES = 4, GATES = 8, STACK_SIZE = 256 << 10 };
+enum { MOST_BATCHES = 2048, MOST_LANES = 4, GATES = 8 };
 
 typedef struct stage {
     dlrs_epoch_options options;
@@ -82,12 +83,6 @@ static void *outcome_of(stage *s, dlrs_worker *worker, const dlrs_run *run)
     return there ? &outcomes[run->batch] : NOTHING;
 }
 
-static void *enter(void *context, dlrs_worker *worker)
-{
-    (void)context;
-    return worker;
-}
-
 static void work(void *context, dlrs_worker *worker, const dlrs_run *first)
 {
     dlrs_run run = *first;
@@ -104,19 +99,9 @@ static void work(void *context, dlrs_worker *worker, const dlrs_run *first)
     } while (true);
 }
 
-static void leave(void *context, dlrs_worker *worker)
-{
-    CHECK(context == worker);
-}
-
 static dlrs_pool *new_pool(unsigned num_threads)
 {
-    dlrs_pool_options options = {
-        .hooks = {.enter = enter, .work = work, .leave = leave}, .num_threads = num_threads, .stack_size = STACK_SIZE};
-    dlrs_pool *pool = NULL;
-    int os_error;
-    CHECK_EQUAL(dlrs_pool_new(&options, &pool, &os_error), DLRS_OK);
-    return pool;
+    return plain_pool_new(num_threads, work);
 }
 
 static void begin(stage *s, dlrs_pool *pool)

@@ -3,6 +3,7 @@
  * says it itself). A pool has a worker at least: loaders without workers do not come here. */
 #include "_pool.h"
 #include "check.h"
+#include "plain_pool.h"
 #include "tally.h"
 
 #include <sched.h>
@@ -16,7 +17,6 @@ enum {
     MOST_SIZE = 3,
     MOST_LANES = 2,
     MOST_BATCHES = MOST_LENGTH + 2 * MOST_LANES + MOST_WORKERS, /* lanes have some that find the end */
-    STACK_SIZE = 1 << 18,
 };
 
 typedef enum kind { CUT, OWN_SIZES, LANES, NUM_KINDS } kind;
@@ -125,12 +125,6 @@ static void *outcome_of(job *j, dlrs_worker *worker, const dlrs_run *run)
     return make(&j->outcomes[run->batch]);
 }
 
-static void *enter(void *context, dlrs_worker *worker)
-{
-    (void)context;
-    return worker;
-}
-
 static void work(void *context, dlrs_worker *worker, const dlrs_run *first)
 {
     (void)context;
@@ -151,19 +145,9 @@ static void work(void *context, dlrs_worker *worker, const dlrs_run *first)
     } while (more);
 }
 
-static void leave(void *context, dlrs_worker *worker)
-{
-    CHECK(context == worker);
-}
-
 static dlrs_pool *new_pool(unsigned num_threads)
 {
-    dlrs_pool_options options = {
-        .hooks = {.enter = enter, .work = work, .leave = leave}, .num_threads = num_threads, .stack_size = STACK_SIZE};
-    dlrs_pool *pool = NULL;
-    int os_error;
-    CHECK_EQUAL(dlrs_pool_new(&options, &pool, &os_error), DLRS_OK);
-    return pool;
+    return plain_pool_new(num_threads, work);
 }
 
 /* ---- an epoch ---- */
