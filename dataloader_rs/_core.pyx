@@ -1071,11 +1071,15 @@ cdef class PyDataloaderIter:
         self.start = None
         error = start.error
         if error is not None:
-            dlrs_store(&self.complete, 1)
-            dlrs_store(&self.num_batches, self.taken)
-            self.finish()
+            self.end_early()
             return dlrs_raise(error)
         return 0
+
+    cdef void end_early(self) noexcept:
+        """There are no workers and never will be: nothing more can come."""
+        dlrs_store(&self.complete, 1)
+        dlrs_store(&self.num_batches, self.taken)
+        self.finish()
 
     cdef int draw(self) except -1:
         """Draw one batch's worth of indices from a sampler that goes on beyond what iter() read."""
@@ -1328,7 +1332,8 @@ cdef class PyDataloaderIter:
             self.count_taken(batch)
             return OUT_OF_MEMORY
         if status == DLRS_NO_WORKER:
-            raise MemoryError("a worker thread could not be made known to the interpreter")
+            self.end_early()
+            raise MemoryError("no memory for a worker to start: the epoch is over, a new one tries again")
         self.check_usable()
         raise exiting("the workers have ended")
 
