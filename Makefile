@@ -100,7 +100,7 @@ types: $(VENV)/with-lint $(EXTENSION)  ## check the types of the package, of the
 demo: $(VENV)/with-demo $(EXTENSION)  ## train on the digits images
 	$(VENV)/bin/python examples/digits.py
 
-examples: $(VENV)/with-examples $(EXTENSION)  ## run all examples but the one with torch: some 45 seconds
+examples: $(VENV)/with-examples $(EXTENSION)  ## run all examples but the one with torch: a minute
 	@set -e; for example in $(EXAMPLES); do echo "== $$example"; $(VENV)/bin/python -W error $$example; echo; done
 
 bench: $(VENV)/with-bench $(EXTENSION)  ## compare loaders; CASES=overhead,files for some, TORCH=1 for torch anywhere

@@ -132,7 +132,7 @@ def main() -> int:
             check(dataset.num_open == 0, "no connection is left open")
     print(f"rows per second with a query for each row: {single}")
     print(f"with a query for each batch: {alone} ({alone.against(single)})")
-    print(f"the same with {options.workers} workers: {together} (against none {together.against(alone)})")
+    print(f"the same with {options.workers} workers: {together} (compared with none, {together.against(alone)})")
     return 0
 
 
