@@ -102,7 +102,6 @@ class Objects(PyDataset[bytes]):
         try:
             return get(connection, name)
         except ConnectionError:  # a server may close a connection that was idle for long: a second try opens it again
-            connection.close()
             return get(connection, name)
 
     def connection(self) -> http.client.HTTPConnection:
@@ -120,9 +119,13 @@ class Objects(PyDataset[bytes]):
 
 def get(connection: http.client.HTTPConnection, name: str) -> bytes:
     """The body of an object. That of an error is read to its end, too: only then can the connection be used again."""
-    connection.request("GET", f"/{name}")
-    response = connection.getresponse()
-    body = response.read()
+    try:
+        connection.request("GET", f"/{name}")
+        response = connection.getresponse()
+        body = response.read()
+    except BaseException:
+        connection.close()  # half an answer may be on the way; the next request opens it again
+        raise
     if response.status != 200:
         raise OSError(f"GET /{name}: {response.status} {response.reason}")
     return body

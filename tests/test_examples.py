@@ -92,6 +92,55 @@ def test_make_examples_runs_all_but_the_one_with_torch():
     assert loop.split() == [f"examples/{name}" for name in sorted(NEEDS) if name != "torch_training.py"]
 
 
+def test_store_that_misbehaves_costs_no_later_object(run_script):
+    """http_store.py goes on over one connection, opened again, where a server closes it, cuts an answer, or is late."""
+    run_script("""
+    import http.client, sys, threading
+    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+    sys.path.insert(0, sys.argv[1])
+    from http_store import Objects
+
+    class Rude(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+        def do_GET(self):
+            if self.path == "/late":
+                over.wait(20)
+                self.close_connection = True
+                return
+            self.send_response(404 if self.path == "/none" else 200)
+            self.send_header("Content-Length", "5" if self.path == "/cut" else "4")
+            self.end_headers()
+            self.wfile.write(b"body")
+            self.close_connection = self.path != "/none"  # without a word
+        def log_message(self, *arguments):
+            pass
+
+    over = threading.Event()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Rude) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        try:
+            objects = Objects(server.server_port, ["a", "b"])
+            for name, error in [("none", OSError), ("cut", http.client.IncompleteRead), ("late", TimeoutError)]:
+                assert [objects[0], objects[1]] == [b"body", b"body"]
+                objects.connection().timeout = 0.5 if name == "late" else 20
+                objects.connection().close()
+                try:
+                    objects.fetch(name)
+                except error:
+                    pass
+                else:
+                    raise AssertionError(name)
+            objects.connection().timeout = 20
+            assert [objects[0], objects[1]] == [b"body", b"body"]
+            assert len(objects.opened) == 1
+            objects.close()
+        finally:
+            over.set()
+            server.shutdown()
+    """, str(EXAMPLES))
+
+
 @pytest.mark.parametrize("epoch", ["0", "2"])
 def test_run_that_is_killed_in_its_first_or_last_epoch_ends_alike(epoch: str, tmp_path: Path):
     """Before there is a checkpoint the run begins anew; in the last of three epochs, it goes on with that."""
