@@ -1,4 +1,4 @@
-"""What the examples share: real text to load, and how loaders are compared. It knows no dataset."""
+"""What the examples share: real data to load, and how loaders are compared. It knows no dataset."""
 
 import os
 import platform
@@ -16,6 +16,13 @@ from dataloader_rs import PyDataloader
 def standard_library() -> list[Path]:
     """The modules of Python's own library that are one file: some 150 source files, 5 MB of real text."""
     return sorted(path for path in Path(sysconfig.get_path("stdlib")).glob("*.py") if path.stat().st_size)
+
+
+def handwritten_digits() -> Any:
+    """scikit-learn's 1,797 digits: `images` of 8 x 8 pixels between 0 and 16, and `target`, the digits themselves."""
+    from sklearn.datasets import load_digits  # slow to import, and needed by two examples only
+
+    return load_digits()
 
 
 def items_per_second(loaders: Sequence[PyDataloader[Any, Any]], passes: int = 3) -> list["Speeds"]:

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from common import has_gil, interpreter, items_per_second, usable_cores
+from common import handwritten_digits, has_gil, interpreter, items_per_second, usable_cores
 from PIL import Image
 from tqdm import tqdm
 
@@ -42,10 +42,8 @@ def cached_images(folder: Path) -> list[Path]:
 
 def write_images(folder: Path) -> None:
     """Write scikit-learn's digits as `<number>-<digit>.png` files, 8 x 8 pixels of 8 bits each."""
-    from sklearn.datasets import load_digits  # slow to import, and needed for the first run only
-
     folder.mkdir()
-    digits = load_digits()
+    digits = handwritten_digits()
     for number, (image, digit) in enumerate(zip(digits.images, digits.target, strict=True)):
         pixels = np.round(image * (255 / 16)).astype(np.uint8)
         Image.fromarray(pixels).save(folder / f"{number:04}-{digit}.png")

@@ -13,8 +13,7 @@ import sys
 
 import numpy as np
 import torch
-from common import check, interpreter, items_per_second, usable_cores
-from sklearn.datasets import load_digits
+from common import check, handwritten_digits, interpreter, items_per_second, usable_cores
 
 from dataloader_rs import PyDataloader, PyDataset, sample_rng
 
@@ -29,7 +28,7 @@ class Digits(PyDataset[Sample]):
 
     def __init__(self, held_out: bool, augmented: bool) -> None:
         super().__init__()
-        digits = load_digits()
+        digits = handwritten_digits()
         chosen = (np.arange(len(digits.target)) % 5 == 0) == held_out
         self.images = (digits.images[chosen] / 16).astype(np.float32)[:, np.newaxis]
         self.digits: list[int] = digits.target[chosen].tolist()
