@@ -25,6 +25,8 @@ SOURCES := setup.py $(wildcard dataloader_rs/*.pyx dataloader_rs/*.pxd dataloade
 MADE := $(VENV)/made-by-$(TAG)$(word 3,$(ABOUT))
 TOOLS := $(VENV)/build-requires.txt
 INSTALL := $(VENV)/bin/python -m pip install -qq --prefer-binary
+# torch is large, and has its place in `make test-integration`.
+EXAMPLES := $(filter-out examples/common.py examples/torch_training.py,$(wildcard examples/*.py))
 # Print the list that pyproject.toml has under these keys.
 REQUIREMENTS := $(VENV)/bin/python -c 'import functools, operator, sys, tomllib; \
     print(*functools.reduce(operator.getitem, sys.argv[1:], tomllib.load(open("pyproject.toml", "rb"))), sep="\n")'
@@ -33,7 +35,7 @@ REQUIREMENTS := $(VENV)/bin/python -c 'import functools, operator, sys, tomllib;
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: build test ctest exit-matrix load soak ctest-long fuzz tsan asan leaks-debug test-integration lint types docs \
-    demo bench bench-count bench-report clean help
+    demo examples bench bench-count bench-report clean help
 
 build: $(EXTENSION)  ## compile the extension in place, if its sources changed
 
@@ -98,6 +100,9 @@ types: $(VENV)/with-lint $(EXTENSION)  ## check the types of the package, of the
 demo: $(VENV)/with-demo $(EXTENSION)  ## train on the digits images
 	$(VENV)/bin/python examples/digits.py
 
+examples: $(VENV)/with-examples $(EXTENSION)  ## run all examples but the one with torch: a minute
+	@set -e; for example in $(EXAMPLES); do echo "== $$example"; $(VENV)/bin/python -W error $$example; echo; done
+
 bench: $(VENV)/with-bench $(EXTENSION)  ## compare loaders; CASES=overhead,files for some, TORCH=1 for torch anywhere
 	$(VENV)/bin/python benchmarks/bench.py $(if $(CASES),--cases $(CASES)) $(if $(TORCH),--torch) $(ARGS)
 
@@ -128,8 +133,8 @@ $(VENV)/with-test-tools: pyproject.toml $(TOOLS)
 	$(INSTALL) --no-compile -r $(VENV)/test-requires.txt
 	@touch $@
 
-# Of all that the demo installs little is imported, and what is compiles itself: installing takes half as long.
-$(VENV)/with-demo: INSTALL += --no-compile
+# Of all that these install little is imported, and what is compiles itself: installing takes half as long.
+$(VENV)/with-demo $(VENV)/with-examples: INSTALL += --no-compile
 
 # The editable install with one of the extras of pyproject.toml; it compiles the extension, too.
 $(VENV)/with-%: pyproject.toml $(TOOLS)

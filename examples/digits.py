@@ -6,14 +6,12 @@ plain NumPy and lives in the main thread, where a real training loop has its GPU
 
 import argparse
 import os
-import platform
-import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
+from common import handwritten_digits, has_gil, interpreter, items_per_second, usable_cores
 from PIL import Image
 from tqdm import tqdm
 
@@ -44,10 +42,8 @@ def cached_images(folder: Path) -> list[Path]:
 
 def write_images(folder: Path) -> None:
     """Write scikit-learn's digits as `<number>-<digit>.png` files, 8 x 8 pixels of 8 bits each."""
-    from sklearn.datasets import load_digits  # slow to import, and needed for the first run only
-
     folder.mkdir()
-    digits = load_digits()
+    digits = handwritten_digits()
     for number, (image, digit) in enumerate(zip(digits.images, digits.target, strict=True)):
         pixels = np.round(image * (255 / 16)).astype(np.uint8)
         Image.fromarray(pixels).save(folder / f"{number:04}-{digit}.png")
@@ -134,7 +130,7 @@ class Classifier:
 
 def train(model: Classifier, loader: Loader, epochs: int) -> None:
     """Train for some epochs; the learning rate falls to zero along half a cosine."""
-    with tqdm(total=epochs * len(loader), unit="batch", desc="training", mininterval=0.5) as progress:
+    with tqdm(total=epochs * len(loader), unit="batch", desc="training", mininterval=0.5, disable=None) as progress:
         for epoch in range(epochs):
             loader.dataset.epoch = epoch
             rate = 0.1 * (1 + np.cos(np.pi * epoch / epochs))
@@ -148,36 +144,6 @@ def accuracy(model: Classifier, loader: Loader) -> float:
     """Share of images that the model names correctly."""
     right = sum(int((model.forward(pixels)[1].argmax(axis=1) == digits).sum()) for pixels, digits in loader)
     return right / len(loader.dataset)
-
-
-def images_per_second(loaders: list[Loader], passes: int = 3) -> list[float]:
-    """Median speed of each loader with nothing else to do; they take turns, after one pass to warm up."""
-    speeds: list[list[float]] = [[] for _ in loaders]
-    for measured in range(passes + 1):
-        for loader, of_loader in zip(loaders, speeds, strict=True):
-            start = time.perf_counter()
-            images = sum(len(digits) for _, digits in loader)
-            if measured:
-                of_loader.append(images / (time.perf_counter() - start))
-    return [statistics.median(of_loader) for of_loader in speeds]
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def interpreter() -> str:
-    """This Python's name and version, and whether its threads run Python code in parallel."""
-    kind = "with the GIL" if has_gil() else "free-threaded"
-    return f"{platform.python_implementation()} {platform.python_version()} {kind}"
-
-
-def has_gil() -> bool:
-    """Whether only one thread at a time runs Python code."""
-    return getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
 def cache_folder() -> Path:
@@ -199,7 +165,7 @@ def main() -> int:
     paths = cached_images(options.images)
     held_out = paths[::5]
     training = sorted(set(paths) - set(held_out))
-    print(f"{interpreter()}, {usable_cores()} cores, {options.workers} workers")
+    print(f"{interpreter()}, {options.workers} workers")
     print(f"{len(paths)} images in {options.images}: {len(training)} to train on, {len(held_out)} held out")
 
     def loader(dataset: DigitImages, num_workers: int) -> Loader:
@@ -216,10 +182,10 @@ def main() -> int:
     model = Classifier(inputs=64, hidden=64, classes=10)
     train(model, loader(augmented, options.workers), options.epochs)
     right = accuracy(model, loader(DigitImages(held_out, augmented=False), options.workers))
-    alone, together = images_per_second([loader(augmented, 0), loader(augmented, options.workers)])
+    alone, together = items_per_second([loader(augmented, 0), loader(augmented, options.workers)])
 
     print(f"accuracy on held-out images: {right:.1%}")
-    print(f"images per second: {alone:,.0f} without workers, {together:,.0f} with {options.workers}")
+    print(f"images per second: {alone} without workers, {together} with {options.workers} ({together.against(alone)})")
     if has_gil():
         print("(images this small are Python work above all, and the GIL lets one thread at a time do that)")
     if right <= 0.93:
