@@ -65,7 +65,9 @@ LEFT_OUT = {
         "test_shutdown.py::test_loops_left_early_leave_nothing_behind": "judges the size of the process",
         "test_tools.py::test_gdb_shows_functions_by_name": "gdb reads the symbols of the sanitizer for minutes",
     },
-    "thread": {},
+    "thread": {
+        "test_shutdown.py::test_loops_left_early_leave_nothing_behind": "judges the size of the process",
+    },
 }
 
 # How much longer than usual a test may take, see conftest.py.

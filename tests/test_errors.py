@@ -486,8 +486,11 @@ class GatedFailures(GatedDataset):
         self.errors = errors
         self.threads = {}
 
+    def __getitem__(self, index):
+        self.threads[index] = threading.get_native_id()  # before it counts as started
+        return super().__getitem__(index)
+
     def fetch(self, index):
-        self.threads[index] = threading.get_native_id()
         super().fetch(index)
         if index in self.errors:
             raise self.errors[index]
