@@ -88,7 +88,8 @@ class HardenedBuild(build_ext):
 
 def require_compiler(compiler, folder):
     """Compile a program of two lines; what a user reads who has no compiler should not be about subprocess.py."""
-    for text, message in [("int dlrs_probe;\n", NO_COMPILER), ("#include <stdio.h>\n#include <Python.h>\n", NO_HEADERS)]:
+    for text, message in [("int dlrs_probe;\n", NO_COMPILER),
+                          ("#include <stdio.h>\n#include <Python.h>\n", NO_HEADERS)]:
         source = folder / "required.c"
         source.write_text(text)
         command = [*compiler.compiler_so, *(f"-I{path}" for path in compiler.include_dirs), "-c", str(source), "-o",
