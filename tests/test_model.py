@@ -44,6 +44,8 @@ from toy_datasets import Ids
 from dataloader_rs import PyDataloader, PyDataset, PyIterableDataset, default_collate, sample_rng
 from dataloader_rs._shuffle import ShuffledOrder
 
+pytestmark = pytest.mark.slow
+
 np = pytest.importorskip("numpy")
 hypothesis = pytest.importorskip("hypothesis")
 

@@ -9,8 +9,11 @@ import importlib.util
 
 import pytest
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("_testcapi") is None,
-                                reason="this interpreter was built without _testcapi")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("_testcapi") is None,
+                       reason="this interpreter was built without _testcapi"),
+]
 
 SCRIPT = """
     import sys
