@@ -35,7 +35,7 @@ REQUIREMENTS := $(VENV)/bin/python -c 'import functools, operator, sys, tomllib;
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: build test ctest exit-matrix load soak ctest-long fuzz tsan asan leaks-debug test-integration lint types docs \
-    demo examples bench bench-count bench-report clean help
+    demo examples wheel sdist wheels upload bench bench-count bench-report clean help
 
 build: $(EXTENSION)  ## compile the extension in place, if its sources changed
 
@@ -89,6 +89,7 @@ lint: $(VENV)/with-lint  ## look for mistakes and for what is out of style; chan
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/cython-lint dataloader_rs
 	$(VENV)/bin/clang-format --dry-run --Werror $(wildcard dataloader_rs/*.[ch] tests/c/*.[ch])
 	$(VENV)/bin/codespell
+	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-workflows $(wildcard .github/workflows/*.yml)
 
 types: $(VENV)/with-lint $(EXTENSION)  ## check the types of the package, of the examples and of tests/typing
 	$(VENV)/bin/mypy
@@ -102,6 +103,56 @@ demo: $(VENV)/with-demo $(EXTENSION)  ## train on the digits images
 
 examples: $(VENV)/with-examples $(EXTENSION)  ## run all examples but the one with torch: a minute
 	@set -e; for example in $(EXAMPLES); do echo "== $$example"; $(VENV)/bin/python -W error $$example; echo; done
+
+# What others are given goes to dist; what is made on the way lies below build. A wheel is built from a source
+# distribution, in a folder of its own, so that nothing that an earlier build left in the checkout gets into it.
+#
+# MANYLINUX=2_28 compiles with the clang of zig, against the symbols of glibc 2.28; that needs no container. The command
+# that links is given in full, since an interpreter's own may make the wheel search libraries where that was built. The
+# sections that nothing needs and the names are 0.9 MB of zig's run-time library.
+PLATFORM := $(shell uname -m)
+MADE_WHEEL := build/wheel-$(TAG)$(MANYLINUX:%=-%)
+WHEELS := build/wheels-$(TAG)
+ZIG := $(CURDIR)/$(VENV)/bin/python -m ziglang cc -target $(PLATFORM)-linux-gnu.$(subst _,.,$(MANYLINUX))
+BY_ZIG := CC="$(ZIG)" LDSHARED="$(ZIG) -shared" LDFLAGS="-Wl,--gc-sections -Wl,--strip-all"
+REPAIR := PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/auditwheel repair --only-plat \
+    --plat manylinux_$(MANYLINUX)_$(PLATFORM) -w
+wheel: $(VENV)/with-release-tools $(MANYLINUX:%=$(VENV)/with-manylinux-tools)
+wheel:  ## build a wheel for PYTHON into dist and try it; MANYLINUX=2_28: for any Linux with that glibc
+	rm -rf $(MADE_WHEEL) && mkdir -p $(MADE_WHEEL)/whole $(WHEELS) dist
+	$(if $(MANYLINUX),$(BY_ZIG)) $(VENV)/bin/python -m build --outdir $(MADE_WHEEL) . >$(MADE_WHEEL)/log 2>&1 || \
+	    { tail -n 40 $(MADE_WHEEL)/log; exit 1; }
+	! grep -e '-m[a-z]*=native' $(MADE_WHEEL)/log
+	$(if $(MANYLINUX),$(REPAIR),cp -t) $(MADE_WHEEL)/whole $(MADE_WHEEL)/*.whl
+	$(VENV)/bin/auditwheel show $(MADE_WHEEL)/whole/*.whl
+	$(VENV)/bin/python tools/wheel_symbols.py $(if $(MANYLINUX),--glibc $(subst _,.,$(MANYLINUX))) $(MADE_WHEEL)/whole/*.whl
+	$(VENV)/bin/twine check --strict $(MADE_WHEEL)/whole/*.whl
+	$(VENV)/bin/check-wheel-contents $(MADE_WHEEL)/whole
+	@$(REQUIREMENTS) tool cibuildwheel test-requires >$(WHEELS)/requires.txt
+	$(VENV)/bin/python -m pip download -qq --prefer-binary -d $(WHEELS) -r $(WHEELS)/requires.txt
+	$(VENV)/bin/python tools/try_wheel.py --wheels $(WHEELS) $(ARGS) $(MADE_WHEEL)/whole/*.whl
+	cp $(MADE_WHEEL)/whole/*.whl dist
+	cd dist && sha256sum dataloader_rs-* >SHA256SUMS
+
+sdist: $(VENV)/with-release-tools  ## build the source distribution into dist, and try it with pip and gcc alone
+	rm -rf build/sdist && mkdir -p build/sdist dist
+	$(VENV)/bin/python -m build --sdist --no-isolation --outdir build/sdist . >build/sdist.log 2>&1 || \
+	    { tail -n 40 build/sdist.log; exit 1; }
+	$(VENV)/bin/twine check --strict build/sdist/*
+	$(VENV)/bin/python tools/try_sdist.py build/sdist/*
+	cp build/sdist/* dist
+	cd dist && sha256sum dataloader_rs-* >SHA256SUMS
+
+wheels: $(VENV)/with-release-tools  ## build and try all wheels of a release for this system; Linux: in docker
+	$(VENV)/bin/python -m cibuildwheel --output-dir dist $(ARGS)
+	$(VENV)/bin/twine check --strict dist/*.whl
+	$(VENV)/bin/check-wheel-contents dist/*.whl
+
+upload: $(VENV)/with-release-tools  ## upload dist to INDEX=url as RELEASE_TAG=v1.2.3, if it is a whole release
+	@test -n "$(INDEX)" -a -n "$(RELEASE_TAG)" || { echo "INDEX=url and RELEASE_TAG=v1.2.3 are needed" >&2; exit 2; }
+	$(VENV)/bin/python tools/check_release.py "$(RELEASE_TAG)" dist
+	$(VENV)/bin/twine check --strict dist/dataloader_rs-*
+	$(VENV)/bin/twine upload --non-interactive --repository-url "$(INDEX)" dist/dataloader_rs-*
 
 bench: $(VENV)/with-bench $(EXTENSION)  ## compare loaders; CASES=overhead,files for some, TORCH=1 for torch anywhere
 	$(VENV)/bin/python benchmarks/bench.py $(if $(CASES),--cases $(CASES)) $(if $(TORCH),--torch) $(ARGS)
@@ -127,10 +178,10 @@ $(TOOLS): pyproject.toml $(MADE)
 	@$(REQUIREMENTS) build-system requires >$@
 	$(INSTALL) -r $@
 
-# What the tests need, without the package: for builds of it that are not ordinary ones.
-$(VENV)/with-test-tools: pyproject.toml $(TOOLS)
-	@$(REQUIREMENTS) project optional-dependencies test >$(VENV)/test-requires.txt
-	$(INSTALL) --no-compile -r $(VENV)/test-requires.txt
+# What an extra names, without the package: where that is not built in the ordinary way, or not needed.
+$(VENV)/with-%-tools: pyproject.toml $(TOOLS)
+	@$(REQUIREMENTS) project optional-dependencies $* >$(VENV)/$*-requires.txt
+	$(INSTALL) --no-compile -r $(VENV)/$*-requires.txt
 	@touch $@
 
 # Of all that these install little is imported, and what is compiles itself: installing takes half as long.

@@ -10,6 +10,7 @@ from pathlib import Path
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
 
 # What to build in, for tests/sanitize.py: "thread" or "address,undefined". Nothing of such a build may be taken for a
 # part of an ordinary one, so it is built apart, and into a directory instead of in place.
@@ -51,11 +52,28 @@ HARDENED_LINK = [
 ]
 
 
+# What is missing, for those who only wanted to install a package.
+NO_COMPILER = """\
+{compiler}: the C compiler that dataloader-rs is built with does not run: {reason}
+Install one: `apt install gcc libc6-dev` (Debian, Ubuntu), `dnf install gcc` (Fedora, RHEL), `xcode-select --install`
+(macOS); or name another one with the environment variable CC. A wheel needs none: `pip install --only-binary :all:`."""
+NO_HEADERS = """\
+the C compiler works, but does not find a header that dataloader-rs is built with:
+{reason}
+Python.h is in `apt install python3-dev` (Debian, Ubuntu) or `dnf install python3-devel` (Fedora, RHEL), those of C are
+in libc6-dev or glibc-devel. A wheel needs none: `pip install --only-binary :all:`."""
+
+
 class HardenedBuild(build_ext):
-    """Adds those of the flags that harden the code that the compiler takes."""
+    """Adds those of the flags that harden the code that the compiler takes, and says so if there is no compiler."""
+
+    def finalize_options(self):
+        super().finalize_options()
+        self.parallel = self.parallel or os.cpu_count()
 
     def build_extensions(self):
         with tempfile.TemporaryDirectory() as folder:
+            require_compiler(self.compiler, Path(folder))
             source, output = Path(folder, "probe.c"), Path(folder, "probe")
             source.write_text("#include <string.h>\n"  # which looks at _FORTIFY_SOURCE
                               "char *dlrs_probe(char *);\nchar *dlrs_probe(char *text) { return strchr(text, 0); }\n")
@@ -66,6 +84,23 @@ class HardenedBuild(build_ext):
             extension.extra_compile_args += compile_flags
             extension.extra_link_args += link_flags
         super().build_extensions()
+
+
+def require_compiler(compiler, folder):
+    """Compile a program of two lines; what a user reads who has no compiler should not be about subprocess.py."""
+    for text, message in [("int dlrs_probe;\n", NO_COMPILER),
+                          ("#include <stdio.h>\n#include <Python.h>\n", NO_HEADERS)]:
+        source = folder / "required.c"
+        source.write_text(text)
+        command = [*compiler.compiler_so, *(f"-I{path}" for path in compiler.include_dirs), "-c", str(source), "-o",
+                   str(folder / "required.o")]
+        try:
+            finished = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            reason = finished.stdout.strip() if finished.returncode else ""
+        except OSError as error:
+            reason = error.strerror
+        if reason:
+            raise CompileError(message.format(compiler=compiler.compiler_so[0], reason=reason))
 
 
 def taken(command, lines):

@@ -17,9 +17,6 @@ a batch that does not come waits for), ``sharing.py`` with ``_share.pyx`` (looku
 are not ours).
 """
 
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as _version
-
 from dataloader_rs.interpreters import require_main_interpreter
 
 require_main_interpreter()  # before the extension modules, see there
@@ -41,10 +38,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> str:
-    # Reading the metadata takes milliseconds, which an import should not.
+    # Reading the metadata takes milliseconds, and importing what reads it twenty, which an import should not.
     if name == "__version__":
+        from importlib.metadata import PackageNotFoundError, version
+
         try:
-            return _version("dataloader-rs")
+            return version("dataloader-rs")
         except PackageNotFoundError:
             return "unknown"
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
@@ -588,9 +587,14 @@ class PyDataloader(Generic[T_co, B_co]):
         return indices, num_items, stream, epoch
 
 
-DEFAULTS = {parameter.name: parameter.default
-            for parameter in inspect.signature(PyDataloader).parameters.values()
-            if parameter.default is not parameter.empty}
+def _defaults_of(function: Any) -> dict[str, Any]:
+    """The arguments that have a default, in order. Importing `inspect` would take as long as all of this package."""
+    by_position = function.__code__.co_varnames[:function.__code__.co_argcount]
+    return {**dict(zip(by_position[-len(function.__defaults__):], function.__defaults__, strict=True)),
+            **function.__kwdefaults__}
+
+
+DEFAULTS = _defaults_of(PyDataloader.__init__)
 ARGUMENTS = frozenset(DEFAULTS) | {"dataset"}
 RUNTIME = frozenset({"rng_seed", "_recipe", "_order_seed", "_epochs", "_reads", "_pools", "_ahead", "_length_check"})
 

@@ -8,7 +8,6 @@ ask instead of it: the proxy holds the object, and for as long as there is a pro
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
@@ -53,6 +52,8 @@ def is_serial(source: Any, argument: bool | None) -> bool:
     """Whether `source` is to be asked serially: what the argument says, else the attribute ``serial_dataset``."""
     if argument is not None:
         return argument
+    import inspect  # late, since it takes as long as all of this package
+
     # Not by getattr alone: some objects answer every attribute.
     if inspect.getattr_static(source, "serial_dataset", None) is None:
         return False

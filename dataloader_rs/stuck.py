@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 import time
-import traceback
 from types import FrameType
 
 from dataloader_rs import fetch
@@ -40,6 +39,8 @@ def timeout_error(timeout: float, batch: int | None = None, indices: list[int] |
     stack = "its stack is not known"
     frame = _frame_of(thread_name)
     if frame is not None:
+        import traceback  # late: few ever need it
+
         if indices is not None and position < 0:
             place = _current_item(frame) + place
         stack = "its stack:\n" + "".join(traceback.format_stack(frame)).rstrip()

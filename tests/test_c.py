@@ -20,6 +20,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PROGRAMS = Path(__file__).parent / "c"
 PACKAGE = Path(__file__).parents[1] / "dataloader_rs"
 POOL = ["pool", "process", "reorder", "pace", "stopwatch", "gate"]

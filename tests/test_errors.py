@@ -101,6 +101,7 @@ def raise_(error):
 
 # ---- the object itself ----
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", ODD_ERRORS, ids=lambda make: type(make()).__name__)
 def test_error_comes_out_as_the_object_that_was_raised(make, num_workers, items_in_parallel):
     """B01: same object, type, args and attributes, whatever its constructor needs, in the third of four batches."""

@@ -17,6 +17,8 @@ import pytest
 from conftest import FREE_THREADED, SLOWDOWN, child_environment
 from documentation import README, ROOT, text_of
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = ROOT / "examples"
 # What each needs beside the package; what most of them share is no example itself.
 NEEDS = {

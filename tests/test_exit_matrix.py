@@ -10,6 +10,8 @@ import pytest
 from conftest import eventually
 from exit_matrix import CELLS, SECONDS, TRACEBACKS, Outcome, Runs, faults, is_expected_stderr, run
 
+pytestmark = pytest.mark.slow
+
 # One of four; each row and each column has some.
 QUARTER = [cell for number, cell in enumerate(CELLS) if (number // 6 + number % 6) % 4 == 0]
 

@@ -15,6 +15,8 @@ from toy_datasets import GatedDataset, Ids
 
 from dataloader_rs import PyDataloader
 
+pytestmark = pytest.mark.slow
+
 PREAMBLE = """
 import faulthandler, gc, multiprocessing, os, signal, sys, threading, time, warnings
 from dataloader_rs import PyDataloader

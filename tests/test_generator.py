@@ -196,6 +196,7 @@ def test_generator_without_shuffle_is_unused(make, options, num_workers):
 
 # ---- what is drawn ----
 
+@pytest.mark.slow
 @every_kind
 @pytest.mark.parametrize("length", [30, 70_000])
 def test_each_epoch_is_keyed_by_one_number(make, length):

@@ -88,6 +88,47 @@ def test_only_the_module_is_visible(extension):
     assert symbols == [f"PyInit_{extension.name.split('.')[0]}"]
 
 
+# What comes with processors of the last ten years, and not with each x86-64: AVX, FMA, BMI, and counting of bits.
+NEWER = re.compile(r"\t(?:v\w+ .*%[xyz]mm"
+                   r"|(?:popcnt|lzcnt|andn|bextr|blsr|bzhi|mulx|pdep|pext|rorx|sarx|shlx|shrx)[lq]? )")
+
+
+def functions_with_newer_instructions(code: str) -> set[str]:
+    """The names of those functions in the output of objdump; that of the section where there are no names."""
+    found, function = set(), ""
+    for line in code.splitlines():
+        if line.endswith(">:"):
+            function = line[line.index("<") + 1 : -2]
+        elif NEWER.search(line):
+            found.add(function)
+    return found
+
+
+@every_extension
+def test_code_runs_on_any_processor(extension):
+    """Only functions whose name says so, which are called if the processor has them, use newer instructions."""
+    if os.uname().machine != "x86_64" or shutil.which("objdump") is None:
+        pytest.skip("needs x86-64, and objdump, which is in binutils")
+    if "-march" in f"{sysconfig.get_config_var('CFLAGS')} {os.environ.get('CFLAGS', '')}":
+        pytest.skip("this Python compiles its extensions for newer processors")
+    code = subprocess.run(["objdump", "-d", "--no-show-raw-insn", str(extension)], capture_output=True, text=True,
+                          check=True).stdout
+    assert "\tmov" in code
+    found = functions_with_newer_instructions(code)
+    if extension.name.startswith("_shuffle") and ".symtab" not in readelf(extension, "--sections"):
+        return  # the one that has such functions, without their names
+    assert {name for name in found if not name.endswith("_avx2")} == set()
+
+
+def test_newer_instructions_are_seen():
+    """What a compiler makes of -march=native is told from what it makes of plain x86-64."""
+    code = "0000 <plain>:\n 0:\tmovups (%rax),%xmm0\n 1:\tret\n0010 <{}>:\n 10:\t{}\n"
+    for line in ("vmovdqu (%rax),%ymm0", "vpxor  %xmm0,%xmm0,%xmm0", "popcnt %rax,%rbx", "shlx   %rax,%rbx,%rcx",
+                 "andn   %eax,%ebx,%ecx", "vaddpd %zmm0,%zmm1,%zmm2"):
+        assert functions_with_newer_instructions(code.format("newer", line)) == {"newer"}, line
+    assert functions_with_newer_instructions(code.format("other", "verr   %ax")) == set()
+
+
 # ---- the sources ----
 
 # Names that would run data as code, start a program, reach the network or write files.
@@ -230,7 +271,8 @@ def test_a_dataset_that_does_is_seen(run_script, planted):
 # ---- the source distribution ----
 
 # What is in the repository and of no use to who builds from the sources.
-NOT_DISTRIBUTED = {".gitignore", ".ci/run"}
+NOT_DISTRIBUTED = {".gitignore", ".ci/run",
+                   *(f".github/workflows/{name}.yml" for name in ("release", "test", "wheels"))}
 
 # What pip does for a source distribution. To compile to C takes half a minute and says nothing about files: empty ones
 # are made in its place.
@@ -253,6 +295,7 @@ build_meta.build_sdist("dist")
 """
 
 
+@pytest.mark.slow
 def test_source_distribution_holds_the_sources_and_nothing_else(tmp_path):
     """Just the files of the repository: no generated C, no extension, no cache, nothing that lies about."""
     if not (ROOT / "setup.py").exists() or shutil.which("git") is None:

@@ -35,6 +35,8 @@ from dataloader_rs import (
     share,
 )
 
+pytestmark = pytest.mark.slow
+
 ROUND = 20
 WARM_UP = 10
 

@@ -20,6 +20,8 @@ from loads import many_batches, many_loaders, many_threads, many_workers
 from rounds import Fault, Outcome, Round, Tally, check_batch, record, run_rounds
 from soak import growth
 
+pytestmark = pytest.mark.slow
+
 SOAK = Path(__file__).parent / "soak.py"
 
 

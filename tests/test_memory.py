@@ -19,6 +19,8 @@ from toy_datasets import CountingDataset, FailingDataset, Ids
 
 from dataloader_rs import PyDataloader
 
+pytestmark = pytest.mark.slow
+
 np = pytest.importorskip("numpy")
 
 MB = 1 << 20

@@ -33,6 +33,8 @@ from plans import EPOCH, Plan, plans
 
 from dataloader_rs import PyDataloader
 
+pytestmark = pytest.mark.slow
+
 hypothesis = pytest.importorskip("hypothesis")
 
 from hypothesis import HealthCheck, Phase, settings  # noqa: E402

@@ -14,6 +14,8 @@ from toy_datasets import Ids
 from dataloader_rs import PyDataloader
 from dataloader_rs.worker_info import Crew
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = """
     import sys
     import _testcapi

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 SHIM = """
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -111,6 +111,7 @@ def test_position_counts_not_the_index(num_workers, items_in_parallel):
     assert epochs(loader, 2) == [expected(5, epoch, sampler) for epoch in (0, 1)]
 
 
+@pytest.mark.slow
 @every_size
 def test_endless_sampler_goes_on_counting(num_workers, items_in_parallel):
     """Positions beyond what iter() reads of a sampler without a length, too."""

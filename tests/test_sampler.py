@@ -119,6 +119,7 @@ def test_endless_sampler_is_read_ahead_and_then_a_batch_for_each_next(size, work
             len(iterator)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 10, 65_536, 70_000])
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("workers", [0, 2])

@@ -16,6 +16,8 @@ from sanitize import (
     summary,
 )
 
+pytestmark = pytest.mark.slow
+
 BAR = "=" * 18
 
 OURS = f"""{BAR}

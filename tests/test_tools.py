@@ -18,6 +18,8 @@ from toy_datasets import Calls
 
 from dataloader_rs import PyDataloader
 
+pytestmark = pytest.mark.slow
+
 # One worker inside an item, one that waits for work; the main thread waits for the first.
 STUCK = """
     import faulthandler, sys, threading

@@ -1,9 +1,7 @@
 """What type checkers are told is what is there. `make types` runs the checkers; these tests need none of them."""
 
 import inspect
-import re
 import runpy
-import tomllib
 import typing
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -17,7 +15,6 @@ from dataloader_rs.protocols import LoaderOptions
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dataloader_rs"
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 T = TypeVar("T")
 
@@ -79,22 +76,3 @@ def test_extensions_have_stubs():
     """The package says that it has types, and each extension has a stub."""
     assert (PACKAGE / "py.typed").exists()
     assert {path.stem for path in PACKAGE.glob("*.pyx")} == {path.stem for path in PACKAGE.glob("*.pyi")}
-
-
-def test_version_stands_in_one_place():
-    """pyproject.toml has it; the newest release in the changelog is that one, and no source repeats it."""
-    version = PROJECT["version"]
-    releases = re.findall(r"^## (\d\S*)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert releases[0] == version
-    sources = [path for pattern in ("*.py", "*.py[xi]", "*.pxd", "*.[ch]") for path in PACKAGE.glob(pattern)]
-    assert len(sources) > 40
-    for path in [*sources, ROOT / "setup.py", ROOT / "Makefile", ROOT / "MANIFEST.in"]:
-        assert version not in path.read_text(encoding="utf-8"), path
-
-
-def test_hooks_use_the_versions_of_the_extra():
-    """The tools of pre-commit are those of `make lint`."""
-    pinned = {requirement for requirement in PROJECT["optional-dependencies"]["lint"] if "==" in requirement}
-    hooks = re.findall(r'additional_dependencies: \["(.*)"\]', (ROOT / ".pre-commit-config.yaml").read_text())
-    assert len(hooks) == 4
-    assert set(hooks) <= pinned
