@@ -39,10 +39,10 @@ def run_example(name: str, folder: Path, *arguments: str) -> list[str]:
     for needed in NEEDS[name]:
         if importlib.util.find_spec(needed) is None:
             pytest.skip(f"{needed} is not installed, which examples/{name} needs")
-    finished = subprocess.run(
-        [sys.executable, "-W", "error", str(EXAMPLES / name), *arguments], cwd=folder, capture_output=True, text=True,
-        timeout=55 * SLOWDOWN,
-        env={**child_environment(), "XDG_CACHE_HOME": str(folder), "TMPDIR": str(folder), "PYTHONFAULTHANDLER": "1"})
+    env = {**child_environment(), "XDG_CACHE_HOME": str(folder), "TMPDIR": str(folder), "PYTHONFAULTHANDLER": "1"}
+    env.pop("PYTHONSAFEPATH", None)  # what examples share lies beside them
+    finished = subprocess.run([sys.executable, "-W", "error", str(EXAMPLES / name), *arguments], cwd=folder, env=env,
+                              capture_output=True, text=True, timeout=55 * SLOWDOWN)
     assert (finished.stderr, finished.returncode) == ("", 0), finished
     return finished.stdout.splitlines()
 
