@@ -258,8 +258,12 @@ static void schedule_unlocks(const pthread_mutex_t *lock, const char *place)
             epoch = epoch->next;
         } while (epoch != pool->asked_first);
     }
-    /* Nobody is left parked who could claim something. The worker that finished an item claims next. */
-    if (!now->adaptive && pool->parked > pool->waking && strcmp(place, "dlrs_worker_finish_item") != 0)
+    /* Nobody is left parked who could claim something. The worker that finished an item claims next, and one that found
+     * no memory for a slot of the ring tries again. */
+    bool goes_on = strcmp(place, "dlrs_worker_finish_item") == 0
+                   || (now->allocates > 0 && allowance <= 0
+                       && (strcmp(place, "worker_claim") == 0 || strcmp(place, "dlrs_worker_next") == 0));
+    if (!now->adaptive && pool->parked > pool->waking && !goes_on)
         SCHEDULE_CHECK(pool->coming > 0 || pool->waking > 0 || pool->spinning || !claimable_locked(pool));
 }
 
