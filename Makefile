@@ -21,7 +21,8 @@ TSAN_PYTHON ?= $(if $(TSAN_TOOL),$(shell $(TSAN_TOOL) --tsan))
 VENV ?= $(if $(filter python3,$(PYTHON)),.venv,.venv-$(TAG))
 EXTENSION := dataloader_rs/_core$(word 2,$(ABOUT))
 SOURCES := setup.py $(wildcard dataloader_rs/*.pyx dataloader_rs/*.pxd dataloader_rs/*.c dataloader_rs/*.h)
-# A virtual environment made by another interpreter lacks this file and is made anew.
+# A virtual environment made by another interpreter lacks this file and is made anew; one that a person made is not
+# touched.
 MADE := $(VENV)/made-by-$(TAG)$(word 3,$(ABOUT))
 TOOLS := $(VENV)/build-requires.txt
 INSTALL := $(VENV)/bin/python -m pip install -qq --prefer-binary
@@ -171,6 +172,8 @@ help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' Makefile
 
 $(MADE):
+	@test -n "$(wildcard $(VENV)/made-by-*)" -o ! -e $(VENV) || { \
+	    echo "make did not make $(VENV), and would empty it: remove it, or name another one with VENV=..." >&2; exit 2; }
 	$(PYTHON) -m venv --clear $(VENV)
 	@touch $@
 
