@@ -43,3 +43,11 @@ def test_virtual_environment_is_made_where_there_is_none_or_that_of_another_inte
     told = made("-n", "build", f"VENV={environment}")
     assert told.returncode == 0, told.stderr
     assert f"-m venv --clear {environment}" in told.stdout
+
+
+@pytest.mark.parametrize("environment", ["named", "/a/named"])
+def test_virtual_environment_may_be_named_from_the_root(environment):
+    """Tools that start others find these, be VENV a path in the checkout or a whole one."""
+    told = made("-n", "lint", f"VENV={environment}")
+    assert told.returncode == 0, told.stderr
+    assert f'PATH="{ROOT / environment}/bin:$PATH"' in told.stdout
