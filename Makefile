@@ -19,9 +19,12 @@ TSAN_TOOL := $(wildcard ../shared/tools/free-threaded-python)
 TSAN_PYTHON ?= $(if $(TSAN_TOOL),$(shell $(TSAN_TOOL) --tsan))
 
 VENV ?= $(if $(filter python3,$(PYTHON)),.venv,.venv-$(TAG))
+# What makes the path whole, for tools that look for others on PATH.
+BASE := $(if $(filter /%,$(VENV)),,$(CURDIR)/)
 EXTENSION := dataloader_rs/_core$(word 2,$(ABOUT))
 SOURCES := setup.py $(wildcard dataloader_rs/*.pyx dataloader_rs/*.pxd dataloader_rs/*.c dataloader_rs/*.h)
-# A virtual environment made by another interpreter lacks this file and is made anew.
+# A virtual environment made by another interpreter lacks this file and is made anew; one that a person made is not
+# touched.
 MADE := $(VENV)/made-by-$(TAG)$(word 3,$(ABOUT))
 TOOLS := $(VENV)/build-requires.txt
 INSTALL := $(VENV)/bin/python -m pip install -qq --prefer-binary
@@ -64,7 +67,7 @@ ctest-long: $(VENV)/with-test $(EXTENSION)  ## run the C tests with many more ro
 # takes ten minutes more, for that; Cython is run by PYTHON, since under ThreadSanitizer it was not done after 12 minutes.
 tsan: $(TOOLS)  ## ThreadSanitizer: the tests in which threads meet; TSAN_PYTHON is a free-threaded CPython that is built with it
 	@test -n "$(TSAN_PYTHON)" || { echo "TSAN_PYTHON=... is needed: see CONTRIBUTING.md" >&2; exit 2; }
-	TSAN_OPTIONS=report_bugs=0 DLRS_CYTHON_PYTHON="$(CURDIR)/$(VENV)/bin/python" \
+	TSAN_OPTIONS=report_bugs=0 DLRS_CYTHON_PYTHON="$(BASE)$(VENV)/bin/python" \
 	    $(MAKE) sanitize-thread PYTHON="$(TSAN_PYTHON)" VENV=.venv-tsan \
 	    INSTALL='$(subst $(VENV)/,.venv-tsan/,$(INSTALL)) --no-compile'
 
@@ -86,7 +89,7 @@ docs: $(VENV)/with-docs $(EXTENSION)  ## build the documentation into build/docs
 
 lint: $(VENV)/with-lint  ## look for mistakes and for what is out of style; changes nothing
 	$(VENV)/bin/ruff check .
-	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/cython-lint dataloader_rs
+	PATH="$(BASE)$(VENV)/bin:$$PATH" $(VENV)/bin/cython-lint dataloader_rs
 	$(VENV)/bin/clang-format --dry-run --Werror $(wildcard dataloader_rs/*.[ch] tests/c/*.[ch])
 	$(VENV)/bin/codespell
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-workflows $(wildcard .github/workflows/*.yml)
@@ -113,9 +116,9 @@ examples: $(VENV)/with-examples $(EXTENSION)  ## run all examples but the one wi
 PLATFORM := $(shell uname -m)
 MADE_WHEEL := build/wheel-$(TAG)$(MANYLINUX:%=-%)
 WHEELS := build/wheels-$(TAG)
-ZIG := $(CURDIR)/$(VENV)/bin/python -m ziglang cc -target $(PLATFORM)-linux-gnu.$(subst _,.,$(MANYLINUX))
+ZIG := $(BASE)$(VENV)/bin/python -m ziglang cc -target $(PLATFORM)-linux-gnu.$(subst _,.,$(MANYLINUX))
 BY_ZIG := CC="$(ZIG)" LDSHARED="$(ZIG) -shared" LDFLAGS="-Wl,--gc-sections -Wl,--strip-all"
-REPAIR := PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/auditwheel repair --only-plat \
+REPAIR := PATH="$(BASE)$(VENV)/bin:$$PATH" $(VENV)/bin/auditwheel repair --only-plat \
     --plat manylinux_$(MANYLINUX)_$(PLATFORM) -w
 wheel: $(VENV)/with-release-tools $(MANYLINUX:%=$(VENV)/with-manylinux-tools)
 wheel:  ## build a wheel for PYTHON into dist and try it; MANYLINUX=2_28: for any Linux with that glibc
@@ -171,6 +174,8 @@ help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' Makefile
 
 $(MADE):
+	@test -n "$(wildcard $(VENV)/made-by-*)" -o ! -e $(VENV) || { \
+	    echo "make did not make $(VENV), and would empty it: remove it, or name another one with VENV=..." >&2; exit 2; }
 	$(PYTHON) -m venv --clear $(VENV)
 	@touch $@
 
