@@ -175,9 +175,10 @@ static inline void dlrs_set_current_epoch(PyObject *epoch)
  *
  * NOTE [ places ] Random numbers of a sample are keyed by its position in the epoch, so the thread that makes it must
  * know that position. Items are asked for by Python code that counts nothing (fetch.py). So whoever works for an epoch
- * has a place on its stack that says which items it is asked for, stored once for a batch; the item that is under way
- * follows from what is left in the iterator over their indices. A loader inside an item has a place of its own, which
- * leads back to the one around it. */
+ * has a place that says which items it is asked for, stored once for a batch; the item that is under way follows from
+ * what is left in the iterator over their indices. A loader inside an item has a place of its own, which leads back to
+ * the one around it. Places do not lie on the stack, and may be left in any order: the items of several loaders may be
+ * under way in greenlets, which move pieces of the stack elsewhere and take turns. */
 enum {
     DLRS_ASKED_NOTHING = 0,
     DLRS_ASKED_ITEMS,  /* one after the other */
@@ -198,11 +199,18 @@ struct dlrs_place {
 };
 
 static _Thread_local dlrs_place *dlrs_current_place;
+static _Thread_local dlrs_place dlrs_worker_place;
 
 /* The innermost place of the calling thread; NULL outside of all work. */
 static inline dlrs_place *dlrs_get_place(void)
 {
     return dlrs_current_place;
+}
+
+/* The one that a worker works in. */
+static inline dlrs_place *dlrs_get_worker_place(void)
+{
+    return &dlrs_worker_place;
 }
 
 static inline void dlrs_enter_place(dlrs_place *place, PyObject *epoch)
@@ -235,7 +243,11 @@ static inline void dlrs_ask_nothing(dlrs_place *place)
 static inline void dlrs_leave_place(dlrs_place *place)
 {
     dlrs_ask_nothing(place);
-    *place->current = place->around;
+    dlrs_place **link = place->current;
+    while (*link != NULL && *link != place)
+        link = &(*link)->around;
+    if (*link == place)
+        *link = place->around;
 }
 
 /* ---- the crew the calling thread belongs to ----

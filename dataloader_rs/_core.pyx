@@ -70,6 +70,7 @@ cdef extern from "_bridge.h":
         int asked
 
     dlrs_place *dlrs_get_place()
+    dlrs_place *dlrs_get_worker_place()
     void dlrs_enter_place(dlrs_place *place, PyObject *epoch)
     void dlrs_leave_place(dlrs_place *place)
     void dlrs_ask(dlrs_place *place, int asked, PyObject *iterator, uint64_t first, uint64_t count)
@@ -643,14 +644,14 @@ cdef bint work_for_epoch(dlrs_worker *worker, dlrs_run *run) noexcept:
     cdef void *unwanted
     cdef dlrs_epoch *orphan
     cdef bint more = True
-    cdef dlrs_place place
+    cdef dlrs_place *place = dlrs_get_worker_place()
     enter_context(context)
     dlrs_set_current_epoch(<PyObject *>epoch)
-    dlrs_enter_place(&place, <PyObject *>epoch)
+    dlrs_enter_place(place, <PyObject *>epoch)
     while more and run.user == <void *>epoch:
         dlrs_worker_let_consumers_pass(worker)
         outcome = epoch.work(worker, run)
-        dlrs_ask_nothing(&place)
+        dlrs_ask_nothing(place)
         more = dlrs_worker_next(worker, run, outcome, &unwanted, &orphan)
         if unwanted != NULL:
             Py_DECREF(<object>unwanted)
@@ -659,7 +660,7 @@ cdef bint work_for_epoch(dlrs_worker *worker, dlrs_run *run) noexcept:
             epoch.epoch_ptr = NULL
             dlrs_epoch_free(orphan)
             Py_DECREF(epoch)
-    dlrs_leave_place(&place)
+    dlrs_leave_place(place)
     dlrs_set_current_epoch(NULL)
     leave_context(context)
     return more
@@ -965,6 +966,7 @@ cdef class PyDataloaderIter:
     cdef object on_end          # of a stream: on_end(number of samples that it gave)
     cdef object torn            # of a stream whose batches come in any order: the _Failure that comes after all others
     cdef uint64_t torn_batch
+    cdef dlrs_place place       # of the thread that is inside next(), where that makes the batch
     cdef object __weakref__
 
     __class_getitem__ = classmethod(GenericAlias)
@@ -1042,10 +1044,12 @@ cdef class PyDataloaderIter:
         while outcome is NOTHING:
             outcome = self.take() if self.epoch.epoch_ptr != NULL else self.make()
             if (type(outcome) is _Failure and (<_Failure>outcome).samples_lost >= 0 and self.epoch.epoch_ptr != NULL
-                    and not self.epoch.recipe.in_order and self.torn is None):
-                # The end of the stream, of which batches that were read before are not ready yet.
-                self.torn = outcome
-                self.torn_batch = self.batch
+                    and not self.epoch.recipe.in_order and outcome is not self.torn):
+                # The end of the stream, of which batches that were read before are not ready yet. Several shards may
+                # fail at once: of those it is the error that comes first in the order.
+                if self.torn is None or self.batch < self.torn_batch:
+                    self.torn = outcome
+                    self.torn_batch = self.batch
                 outcome = NOTHING
         return outcome
 
@@ -1221,19 +1225,18 @@ cdef class PyDataloaderIter:
         """Make the next batch in the calling thread."""
         cdef uint64_t batch = self.taken
         cdef bint ended
-        cdef dlrs_place place
         PyContext_Enter(self.epoch.context)
-        dlrs_enter_place(&place, <PyObject *>self.epoch)
+        dlrs_enter_place(&self.place, <PyObject *>self.epoch)
         try:
             if self.epoch.readers is None:
                 self.count_taken(batch)
-                return self.epoch.make_batch(NULL, &place, batch, self.batch_items(batch))
+                return self.epoch.make_batch(NULL, &self.place, batch, self.batch_items(batch))
             samples = self.epoch.read(0, &ended)
             if samples is not None:
                 self.count_taken(batch)
-                return self.epoch.made_of(&place, batch, samples)
+                return self.epoch.made_of(&self.place, batch, samples)
         finally:
-            dlrs_leave_place(&place)
+            dlrs_leave_place(&self.place)
             PyContext_Exit(self.epoch.context)
         self.end()
 
@@ -1297,7 +1300,6 @@ cdef class PyDataloaderIter:
         cdef uint64_t batch = 0
         cdef dlrs_status status = DLRS_NOT_READY
         cdef object interrupt = None
-        cdef dlrs_place place
         self.offer(self.taken + 1)
         while status == DLRS_NOT_READY:
             with nogil:
@@ -1310,15 +1312,15 @@ cdef class PyDataloaderIter:
         if interrupt is not None:
             raise interrupt
         PyContext_Enter(self.epoch.context)
-        dlrs_enter_place(&place, <PyObject *>self.epoch)
+        dlrs_enter_place(&self.place, <PyObject *>self.epoch)
         try:
             status = dlrs_epoch_take(epoch_ptr, &outcome, &batch)
             samples = self.taken_outcome(status, outcome, batch)
             if type(samples) is _Failure:
                 return samples
-            return self.epoch.collated(&place, batch, samples)
+            return self.epoch.collated(&self.place, batch, samples)
         finally:
-            dlrs_leave_place(&place)
+            dlrs_leave_place(&self.place)
             PyContext_Exit(self.epoch.context)
 
     cdef object taken_outcome(self, dlrs_status status, void *outcome, uint64_t batch):

@@ -368,11 +368,27 @@ class PyDataloader(Generic[T_co, B_co]):
             _given_rng_seed=rng_seed,
         )
         self._prepare()
+        vars(self)["_made_recipe"] = self._new_recipe()  # wrong values are told at once
 
     def _prepare(self) -> None:
         """Make what is not an argument: it belongs to this object and this process."""
         seed = self.seed if self._given_rng_seed is None else self._given_rng_seed
         vars(self)["rng_seed"] = int.from_bytes(os.urandom(8)) if seed is None else seed
+        if is_stream(self.dataset):
+            self._length_check = LengthCheck(self.dataset)
+        self._order_seed = int.from_bytes(os.urandom(8)) if self.seed is None else self.seed
+        self._epochs = EpochNumbers()
+        self._reads = Counter()
+        self._ahead = EpochAhead()
+        self._pools = LoaderPools()
+
+    @property
+    def _recipe(self) -> Recipe:
+        # A duplicate makes it when it is first needed: if its dataset holds the loader, that may come after it.
+        made: Recipe | None = vars(self).get("_made_recipe")
+        return vars(self).setdefault("_made_recipe", self._new_recipe()) if made is None else made
+
+    def _new_recipe(self) -> Recipe:
         batch_size = 1 if self.batch_size is None else min(self.batch_size, MAX_COUNT)
         asked, fetch_many = indexed_object(self.dataset), fetch_many_of(self.dataset)
         if is_serial(asked, self.serial_dataset):
@@ -382,20 +398,12 @@ class PyDataloader(Generic[T_co, B_co]):
         prefetch_depth = self.prefetch_depth
         if self.prefetch_factor is not None:
             prefetch_depth = depth_of_prefetch_factor(self.prefetch_factor, self.num_workers)
-        self._recipe = Recipe(
+        return Recipe(
             asked, fetch_many, collate_fn, batch_size if self.batch_sampler is None else 0, self.num_workers,
             min(prefetch_depth, MAX_COUNT), self.items_in_parallel, self.defer_refcount, self.rng_seed,
             batched=self.batch_size is not None or self.batch_sampler is not None, drop_last=self.drop_last,
             in_order=self.in_order, timeout=float(self.timeout),
         )
-        if is_stream(self.dataset):
-            self._length_check = LengthCheck(self.dataset)
-        self._order_seed = int.from_bytes(os.urandom(8)) if self.seed is None else self.seed
-        self._epochs = EpochNumbers()
-        self._reads = Counter()
-        self._pools = LoaderPools()
-        self._ahead = EpochAhead()
-
     def __iter__(self) -> PyDataloaderIter[B_co]:
         pools = self._pools.here()
         while True:
@@ -495,12 +503,12 @@ class PyDataloader(Generic[T_co, B_co]):
         return f"{type_name(self)}({', '.join([dataset_name(self.dataset), *given])})"
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name in ARGUMENTS and "_recipe" in vars(self):
+        if name in ARGUMENTS and "_pools" in vars(self):
             raise AttributeError(f"{name} is an argument of the loader and cannot be set: make a new PyDataloader")
         super().__setattr__(name, value)
 
     def __delattr__(self, name: str) -> None:
-        if name in ARGUMENTS and "_recipe" in vars(self):
+        if name in ARGUMENTS and "_pools" in vars(self):
             raise AttributeError(f"{name} is an argument of the loader and cannot be deleted")
         super().__delattr__(name)
 
@@ -596,7 +604,7 @@ def _defaults_of(function: Any) -> dict[str, Any]:
 
 DEFAULTS = _defaults_of(PyDataloader.__init__)
 ARGUMENTS = frozenset(DEFAULTS) | {"dataset"}
-RUNTIME = frozenset({"rng_seed", "_recipe", "_order_seed", "_epochs", "_reads", "_pools", "_ahead", "_length_check"})
+RUNTIME = frozenset({"rng_seed", "_made_recipe", "_order_seed", "_epochs", "_reads", "_pools", "_ahead", "_length_check"})
 
 
 def _check_stream(**arguments: object) -> None:

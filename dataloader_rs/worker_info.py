@@ -138,7 +138,8 @@ class Crew:
         self._init_function = init_function
         self._exit_function = exit_function
         self._generation = process_generation()
-        self._lock = threading.Lock()
+        # One that a thread may take twice: a signal handler or the garbage collector may start an epoch meanwhile.
+        self._lock = threading.RLock()
         # Guarded by `_lock`.
         self._started: set[int] = set()
         self._failed = False
@@ -193,10 +194,15 @@ class Crew:
         None if one of them failed, and all who were to know that do.
         """
         with self._lock:
-            start, self._unclaimed = self._known(), None
-            if start is None and not self._failed:
+            while True:
+                known = self._known
+                start, self._unclaimed = known(), None
+                if start is not None or self._failed:
+                    return start
                 start = Start()
-                self._known = weakref.ref(start)
-                if self.has_started:
-                    start.settled.set()
-            return start
+                reference = weakref.ref(start)
+                if self._known is known:  # else a call inside this one was faster
+                    self._known = reference
+                    if self.has_started:
+                        start.settled.set()
+                    return start

@@ -14,7 +14,8 @@ from conftest import eventually, worker_threads
 from toy_datasets import Ids
 
 import dataloader_rs
-from dataloader_rs import PyDataloader, PyDataloaderIter, PyDataset
+from dataloader_rs import BatchTimeoutError, PyDataloader, PyDataloaderIter, PyDataset
+from dataloader_rs.serial import serial_proxy_of
 
 COUNTS = {"batch_size": "> 0", "prefetch_depth": "> 0", "num_workers": ">= 0", "items_in_parallel": "> 0",
           "prefetch_factor": "> 0"}
@@ -683,3 +684,44 @@ def test_copy_carries_what_a_subclass_keeps_in_slots(copied):
     twin = copied(loader)
     assert twin.extra == "kept"
     assert list(twin) == [[0, 1], [2]]
+
+
+class Holder(PyDataset):
+    """A dataset that holds its loader, as the one object that a program passes on."""
+
+    def __init__(self):
+        self.serial_dataset = True
+        self.loader = PyDataloader(self, 2, num_workers=2, timeout=0.2)
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return index
+
+
+class Plain:
+    """The same, behind an adapter."""
+
+    def __init__(self):
+        self.loader = PyDataloader(PyDataset.of(self), 2, num_workers=2)
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return index
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda obj: pickle.loads(pickle.dumps(obj))],
+                         ids=["deepcopy", "pickle"])
+def test_duplicate_of_a_dataset_that_holds_its_loader_is_complete(duplicate):
+    """The loader is made before its dataset then, and takes over what that one declares all the same."""
+    holder = duplicate(Holder())
+    assert holder.loader.dataset is holder
+    proxy = serial_proxy_of(holder)
+    with proxy._lock.here():  # nobody is served meanwhile: it is one at a time
+        with pytest.raises(BatchTimeoutError):
+            next(iter(holder.loader))
+    adapter = duplicate(Plain().loader.dataset)
+    assert list(adapter.source.loader) == [[0, 1], [2, 3]]

@@ -669,3 +669,41 @@ def test_stream_that_cannot_be_read_uses_up_no_epoch():
         iter(loader)
     dataset.fails = False
     assert list(loader) == [draw(reference(FOR_BATCH, 5, 0, 0))]
+
+
+def test_items_of_greenlets_take_turns(run_script):
+    """A loader without workers may be left in mid-item for another, whose item is left in mid-item, too."""
+    pytest.importorskip("greenlet")
+    run_script("""
+        from greenlet import getcurrent, greenlet
+
+        from dataloader_rs import PyDataloader, PyDataset, sample_rng
+
+        main = getcurrent()
+
+        class Switching(PyDataset):
+            def __len__(self):
+                return 4
+
+            def __getitem__(self, index):
+                main.switch()
+                return index
+
+        def load():
+            return list(PyDataloader(Switching(), 2))
+
+        first, second = greenlet(load), greenlet(load)
+        first.switch()
+        second.switch()
+        for turn in (first, second):
+            while not turn.dead:
+                batches = turn.switch()
+            assert batches == [[0, 1], [2, 3]]
+        for _ in range(10):
+            sorted(range(1000), key=lambda number: -number)
+            try:
+                sample_rng()
+            except RuntimeError:
+                continue
+            raise AssertionError("nothing is asked for here")
+    """)

@@ -12,7 +12,7 @@ import pytest
 from conftest import eventually
 from toy_datasets import PATIENCE
 
-from dataloader_rs import PyDataloader, PyIterableDataset
+from dataloader_rs import BatchTimeoutError, PyDataloader, PyIterableDataset
 
 every_size = pytest.mark.parametrize("num_workers", [0, 1, 3, 4])
 with_workers = pytest.mark.parametrize("num_workers", [1, 3, 4])
@@ -448,6 +448,46 @@ def test_out_of_order_error_comes_after_what_was_read_before_it(num_workers):
     assert caught.value is error
     assert "batch 3 of the stream" in error.__notes__[0]
     assert sorted(found) == [[0, 1], [2, 3], [4, 5]]
+    assert list(iterator) == []
+
+
+def test_out_of_order_two_shards_that_fail_cost_no_batch_that_was_read():
+    """The error that comes first in the order is raised after all batches that were read, and the other is not."""
+    failing = threading.Barrier(2)
+    go_on = threading.Event()
+    errors = [OSError("shard 0"), OSError("shard 1")]
+
+    class TwoTorn(PyIterableDataset):
+        def shards(self, num_shards):
+            return map(self.shard, range(num_shards))
+
+        def shard(self, number):
+            yield from (number, number)
+            if number < 2:
+                failing.wait(PATIENCE)
+                raise errors[number]
+
+    def collate(batch):
+        if batch[0] == 2:
+            assert go_on.wait(PATIENCE)
+        return batch
+
+    loader = PyDataloader(TwoTorn(), 2, num_workers=3, collate_fn=collate, in_order=False, adaptive=False, timeout=0.3)
+    iterator = iter(loader)
+    found = []
+    with pytest.raises(BatchTimeoutError):  # the third batch is not ready, and the end is behind it
+        while True:
+            try:
+                found.append(next(iterator))
+            except BatchTimeoutError:
+                if len(found) == 2 and failing.n_waiting == 0:
+                    raise
+    go_on.set()
+    with pytest.raises(OSError) as caught:
+        while True:
+            found.append(next(iterator))
+    assert caught.value is errors[0]
+    assert sorted(found) == [[0, 0], [1, 1], [2, 2]]
     assert list(iterator) == []
 
 

@@ -15,7 +15,7 @@ from conftest import eventually, run_threaded, worker_threads
 from reference import drained
 from toy_datasets import PATIENCE, Calls, GatedDataset, Ids
 
-from dataloader_rs import PyDataloader, PyDataset, get_worker_info
+from dataloader_rs import PyDataloader, PyDataset, get_worker_info, worker_info
 
 SIZES = [(0, 1), (0, 3), (1, 1), (1, 3), (4, 1), (4, 3)]
 every_size = pytest.mark.parametrize(("num_workers", "items_in_parallel"), SIZES)
@@ -662,3 +662,22 @@ def test_function_that_cannot_be_called_is_a_type_error(name, value, num_workers
     """Said when the loader is made, with or without workers, with name and value."""
     with pytest.raises(TypeError, match=rf"^{name} must be callable or None, got "):
         load(Ids(5), num_workers, 1, **{name: value})
+
+
+def test_epoch_may_start_inside_the_start_of_another(monkeypatch):
+    """As in a signal handler, which may run wherever the thread is, also while it holds what the start is kept by."""
+    make_start = worker_info.Start
+    inner = []
+
+    def start_within():
+        monkeypatch.setattr(worker_info, "Start", make_start)
+        inner.append(iter(loader))
+        return make_start()
+
+    held = threading.Event()
+    loader = PyDataloader(Ids(4), 2, num_workers=2, worker_init_fn=lambda worker: held.wait(PATIENCE))
+    iter(loader)  # is dropped, so that nobody is left who waits for these workers
+    monkeypatch.setattr(worker_info, "Start", start_within)
+    outer = iter(loader)
+    held.set()
+    assert [list(outer), list(inner[0])] == [[[0, 1], [2, 3]]] * 2
