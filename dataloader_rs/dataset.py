@@ -120,8 +120,10 @@ def checked_dataset(dataset: Any) -> Any:
     """A dataset of ours, or of torch or Hugging Face, which answers as one; anything else is a TypeError."""
     if isinstance(dataset, PyDataset) or is_foreign_dataset(dataset) or is_stream(dataset):
         return dataset
+    is_only_iterated = hasattr(type(dataset), "__iter__") and not hasattr(type(dataset), "__getitem__")
+    wrapper = "PyIterableDataset" if is_only_iterated else "PyDataset"
     raise TypeError(f"dataset must be a PyDataset (PyDatasetBase), got {type_name(dataset)}: subclass "
-                    f"dataloader_rs.PyDataset, or wrap the object with PyDataset.of(obj)")
+                    f"dataloader_rs.{wrapper}, or wrap the object with {wrapper}.of(obj)")
 
 
 def fetch_many_of(dataset: object) -> Any:

@@ -404,6 +404,7 @@ class PyDataloader(Generic[T_co, B_co]):
             batched=self.batch_size is not None or self.batch_sampler is not None, drop_last=self.drop_last,
             in_order=self.in_order, timeout=float(self.timeout),
         )
+
     def __iter__(self) -> PyDataloaderIter[B_co]:
         pools = self._pools.here()
         while True:
@@ -604,7 +605,8 @@ def _defaults_of(function: Any) -> dict[str, Any]:
 
 DEFAULTS = _defaults_of(PyDataloader.__init__)
 ARGUMENTS = frozenset(DEFAULTS) | {"dataset"}
-RUNTIME = frozenset({"rng_seed", "_made_recipe", "_order_seed", "_epochs", "_reads", "_pools", "_ahead", "_length_check"})
+RUNTIME = frozenset({"rng_seed", "_made_recipe", "_order_seed", "_epochs", "_reads", "_pools", "_ahead",
+                     "_length_check"})
 
 
 def _check_stream(**arguments: object) -> None:

@@ -14,7 +14,7 @@ from conftest import eventually, worker_threads
 from toy_datasets import Ids
 
 import dataloader_rs
-from dataloader_rs import BatchTimeoutError, PyDataloader, PyDataloaderIter, PyDataset
+from dataloader_rs import BatchTimeoutError, PyDataloader, PyDataloaderIter, PyDataset, PyIterableDataset
 from dataloader_rs.serial import serial_proxy_of
 
 COUNTS = {"batch_size": "> 0", "prefetch_depth": "> 0", "num_workers": ">= 0", "items_in_parallel": "> 0",
@@ -307,6 +307,14 @@ def test_dataset_that_is_none_is_a_type_error(value):
     assert f"got {type(value).__name__}: " in message
     assert "subclass dataloader_rs.PyDataset" in message
     assert "PyDataset.of(" in message
+
+
+@pytest.mark.parametrize("value", [iter([1]), {1, 2}, (i for i in [1])], ids=["iterator", "set", "generator"])
+def test_what_can_only_be_iterated_is_told_how_to_be_a_stream(value):
+    """`PyDataset.of` would refuse it; `PyIterableDataset.of` takes it."""
+    with pytest.raises(TypeError, match=r"dataset must be a PyDataset .*wrap the object with PyIterableDataset\.of\("):
+        PyDataloader(value)
+    assert list(PyDataloader(PyIterableDataset.of(value), 2))
 
 
 def test_missing_dataset_is_a_type_error():
