@@ -451,28 +451,35 @@ def test_out_of_order_error_comes_after_what_was_read_before_it(num_workers):
     assert list(iterator) == []
 
 
+class TwoTorn(PyIterableDataset):
+    """Three shards with two samples each; the first two fail after theirs, at the same time."""
+
+    def __init__(self, errors):
+        self.errors = errors
+        self.failing = threading.Barrier(2)
+
+    def shards(self, num_shards):
+        return map(self.shard, range(num_shards))
+
+    def shard(self, number):
+        yield from (number, number)
+        if number < 2:
+            self.failing.wait(PATIENCE)
+            raise self.errors[number]
+
+
 def test_out_of_order_two_shards_that_fail_cost_no_batch_that_was_read():
     """The error that comes first in the order is raised after all batches that were read, and the other is not."""
-    failing = threading.Barrier(2)
     go_on = threading.Event()
     errors = [OSError("shard 0"), OSError("shard 1")]
-
-    class TwoTorn(PyIterableDataset):
-        def shards(self, num_shards):
-            return map(self.shard, range(num_shards))
-
-        def shard(self, number):
-            yield from (number, number)
-            if number < 2:
-                failing.wait(PATIENCE)
-                raise errors[number]
+    torn = TwoTorn(errors)
 
     def collate(batch):
         if batch[0] == 2:
             assert go_on.wait(PATIENCE)
         return batch
 
-    loader = PyDataloader(TwoTorn(), 2, num_workers=3, collate_fn=collate, in_order=False, adaptive=False, timeout=0.3)
+    loader = PyDataloader(torn, 2, num_workers=3, collate_fn=collate, in_order=False, adaptive=False, timeout=0.3)
     iterator = iter(loader)
     found = []
     with pytest.raises(BatchTimeoutError):  # the third batch is not ready, and the end is behind it
@@ -480,7 +487,7 @@ def test_out_of_order_two_shards_that_fail_cost_no_batch_that_was_read():
             try:
                 found.append(next(iterator))
             except BatchTimeoutError:
-                if len(found) == 2 and failing.n_waiting == 0:
+                if len(found) == 2 and torn.failing.n_waiting == 0:
                     raise
     go_on.set()
     with pytest.raises(OSError) as caught:
