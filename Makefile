@@ -125,6 +125,7 @@ wheel:  ## build a wheel for PYTHON into dist and try it; MANYLINUX=2_28: for an
 	rm -rf $(MADE_WHEEL) && mkdir -p $(MADE_WHEEL)/whole $(WHEELS) dist
 	$(if $(MANYLINUX),$(BY_ZIG)) $(VENV)/bin/python -m build --outdir $(MADE_WHEEL) . >$(MADE_WHEEL)/log 2>&1 || \
 	    { tail -n 40 $(MADE_WHEEL)/log; exit 1; }
+	grep -q -e ' -O3 ' $(MADE_WHEEL)/log
 	! grep -e '-m[a-z]*=native' $(MADE_WHEEL)/log
 	$(if $(MANYLINUX),$(REPAIR),cp -t) $(MADE_WHEEL)/whole $(MADE_WHEEL)/*.whl
 	$(VENV)/bin/auditwheel show $(MADE_WHEEL)/whole/*.whl
@@ -147,6 +148,7 @@ sdist: $(VENV)/with-release-tools  ## build the source distribution into dist, a
 	cd dist && sha256sum dataloader_rs-* >SHA256SUMS
 
 wheels: $(VENV)/with-release-tools  ## build and try all wheels of a release for this system; Linux: in docker
+	rm -rf build/cpython-*  # an extension that is there would not be compiled again
 	$(VENV)/bin/python -m cibuildwheel --output-dir dist $(ARGS)
 	$(VENV)/bin/twine check --strict dist/*.whl
 	$(VENV)/bin/check-wheel-contents dist/*.whl
@@ -176,7 +178,7 @@ help:  ## list these targets
 $(MADE):
 	@test -n "$(wildcard $(VENV)/made-by-*)" -o ! -e $(VENV) || { \
 	    echo "make did not make $(VENV), and would empty it: remove it, or name another one with VENV=..." >&2; exit 2; }
-	$(PYTHON) -m venv --clear $(VENV)
+	$(PYTHON) -m venv --clear $(VENV) || { rm -rf $(VENV); exit 1; }
 	@touch $@
 
 $(TOOLS): pyproject.toml $(MADE)

@@ -96,7 +96,7 @@ def require_compiler(compiler, folder):
                    str(folder / "required.o")]
         try:
             finished = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-            reason = finished.stdout.strip() if finished.returncode else ""
+            reason = finished.stdout.strip() or f"exit status {finished.returncode}" if finished.returncode else ""
         except OSError as error:
             reason = error.strerror
         if reason:

@@ -516,11 +516,11 @@ cdef class _Epoch:
         if not dlrs_run_is_wanted(run):
             return None
         outcome = samples if self.recipe.batched else samples[0]
-        return self.collated_by(worker, dlrs_get_place(), run.batch, outcome)
+        return self.collated_by(worker, dlrs_get_worker_place(), run.batch, outcome)
 
     cdef object run_outcome(self, dlrs_worker *worker, const dlrs_run *run):
         """Do a run on a worker: the batch, or the sample if the run is a single item, or a `_Failure`."""
-        cdef dlrs_place *place = dlrs_get_place()
+        cdef dlrs_place *place = dlrs_get_worker_place()  # a greenlet may have left another one around
         try:
             if run.singly:
                 dlrs_ask(place, DLRS_ASKED_ITEMS, NULL, self.first_position(run.batch) + run.position, 1)
@@ -1083,6 +1083,7 @@ cdef class PyDataloaderIter:
         """There are no workers and never will be: nothing more can come."""
         dlrs_store(&self.complete, 1)
         dlrs_store(&self.num_batches, self.taken)
+        self.torn = self.stream_error = None    # see NOTE [ errors and frames ]
         self.finish()
 
     cdef int draw(self) except -1:

@@ -158,7 +158,7 @@ def main() -> int:
             bodies = [body for batch in batches for body in batch]
         for name, body in zip(names, bodies, strict=True):
             check(hashlib.sha256(body).hexdigest() == digests[name], f"{name} is what the store has")
-        threads = options.workers * options.parallel
+        threads = max(options.workers, 1) * options.parallel
         check(len(objects.opened) <= threads, "a thread keeps its connection")
         print(f"{len(names)} objects, {sum(map(len, bodies)):,} bytes, over {len(objects.opened)} connections")
 

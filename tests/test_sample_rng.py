@@ -671,6 +671,47 @@ def test_stream_that_cannot_be_read_uses_up_no_epoch():
     assert list(loader) == [draw(reference(FOR_BATCH, 5, 0, 0))]
 
 
+def test_item_of_a_worker_goes_on_with_a_greenlet_of_the_one_before(run_script):
+    """The greenlet is left inside an item of a loader of its own, which ends while the next item is under way."""
+    pytest.importorskip("greenlet")
+    run_script("""
+        import threading
+        from greenlet import getcurrent, greenlet
+
+        from dataloader_rs import PyDataloader, PyDataset, sample_rng
+
+        kept = threading.local()
+
+        class Inner(PyDataset):
+            def __len__(self):
+                return 1
+
+            def __getitem__(self, index):
+                kept.outer.switch()
+                return index
+
+        class Outer(PyDataset):
+            def __len__(self):
+                return 40
+
+            def __getitem__(self, index):
+                kept.outer = getcurrent()
+                if index % 2 == 0:
+                    kept.inner = greenlet(lambda: list(PyDataloader(Inner(), 1)))
+                else:
+                    sorted(range(1000), key=lambda number: -number)
+                kept.inner.switch()
+                return index
+
+        def collate(samples):
+            sample_rng().integers(2)
+            return samples
+
+        loader = PyDataloader(Outer(), 1, num_workers=1, collate_fn=collate)
+        assert list(loader) == [[index] for index in range(40)]
+    """)
+
+
 def test_items_of_greenlets_take_turns(run_script):
     """A loader without workers may be left in mid-item for another, whose item is left in mid-item, too."""
     pytest.importorskip("greenlet")

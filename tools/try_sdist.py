@@ -26,7 +26,7 @@ def main() -> None:
     (sdist,) = map(Path, sys.argv[1:])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        venv.create(folder / "venv", with_pip=True)
+        venv.create(folder / "venv", with_pip=True, symlinks=True)
         python = str(folder / "venv" / "bin" / "python")
         for bin_folder in ("tools", "nothing"):
             (folder / bin_folder).mkdir()

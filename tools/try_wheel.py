@@ -53,7 +53,7 @@ class Environment:
     """A virtual environment without an index and with an empty PATH, in which pip finds what is in `wheels`."""
 
     def __init__(self, folder: Path, wheels: Path) -> None:
-        venv.create(folder / "venv", with_pip=True)
+        venv.create(folder / "venv", with_pip=True, symlinks=True)
         (folder / "nothing").mkdir()
         self.python = str(folder / "venv" / "bin" / "python")
         self.cwd = folder / "nothing"

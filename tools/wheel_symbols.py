@@ -4,16 +4,16 @@
 
 For each extension: the libraries it needs, where it searches them, and its symbols by the version of glibc that has
 them. With --glibc it fails if the dynamic linker of that glibc would refuse one of them: a newer version of a symbol,
-another library, a search path of the machine that built it, or a library that is named for no symbol's sake.
+another library, or a search path of the machine that built it.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import re
 import sys
 import zipfile
-from collections import defaultdict
 from pathlib import Path
 
 from elftools.elf.elffile import ELFFile
@@ -28,6 +28,11 @@ def number(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.removeprefix("GLIBC_").split(".")))
 
 
+def order(version: str) -> tuple[int, ...]:
+    """Where it stands among versions of glibc; other libraries' and marks like GLIBC_ABI_DT_RELR come last."""
+    return number(version) if re.fullmatch(r"GLIBC_[0-9.]+", version) else (sys.maxsize,)
+
+
 def report(name: str, elf: ELFFile, newest: tuple[int, ...] | None) -> list[str]:
     """Print what the extension asks for; what a system with that glibc would not have, in words."""
     tags = list(elf.get_section_by_name(".dynamic").iter_tags())
@@ -36,19 +41,19 @@ def report(name: str, elf: ELFFile, newest: tuple[int, ...] | None) -> list[str]
     names_of = {entry.entry.vna_other: entry.name
                 for _, entries in elf.get_section_by_name(".gnu.version_r").iter_versions() for entry in entries}
     versions = elf.get_section_by_name(".gnu.version")
-    by_version = defaultdict(list)
+    by_version: dict[str, list[str]] = {version: [] for version in names_of.values()}
     for index, symbol in enumerate(elf.get_section_by_name(".dynsym").iter_symbols()):
         version = names_of.get(versions.get_symbol(index).entry["ndx"])
         if version:
             by_version[version].append(symbol.name)
     print(f"{name}: needs {', '.join(needed)}" + "".join(f"; searches {path}" for path in paths))
-    for version in sorted(by_version, key=number):
+    for version in sorted(by_version, key=order):
         print(f"    {version}: {' '.join(sorted(by_version[version]))}")
     if newest is None:
         return []
     return [
-        *(f"{name}: {symbol} is of {version}" for version, symbols in by_version.items() if number(version) > newest
-          for symbol in symbols),
+        *(f"{name}: {symbol} is of {version}" for version, symbols in by_version.items() if order(version) > newest
+          for symbol in symbols or ["no symbol"]),
         *(f"{name}: {library} is no part of glibc" for library in needed if library not in GLIBC),
         *(f"{name}: libraries are searched in {path}" for path in paths),
     ]
