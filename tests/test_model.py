@@ -216,17 +216,19 @@ class Program(RuleBasedStateMachine):
             functions.append(lambda: [gc.collect(1) for _ in range(5)] and [])
         results = on_threads(*functions)
         # Which of them got which epoch nobody knows.
-        problem = None
+        problem, fitting = None, []
         for order in itertools.permutations(models):
             try:
-                judged = [self.judged(model, *item) for model, item in
-                          zip(order, zip(tokens, results, strict=False), strict=True)]
+                fitting.append([self.judged(model, *item) for model, item in
+                                zip(order, zip(tokens, results, strict=False), strict=True)])
             except AssertionError as error:
                 problem = error
-            else:
-                self.all_iterators += judged
-                return
-        raise AssertionError(f"no epochs have the outcomes {results}") from problem
+        if not fitting:
+            raise AssertionError(f"no epochs have the outcomes {results}") from problem
+        for alternatives in zip(*fitting, strict=True):
+            runs = [[batch.run for batch in model.batches] for model in alternatives]
+            alternatives[0].is_one_of_several = any(run != runs[0] for run in runs)
+            self.all_iterators.append(alternatives[0])
 
     @staticmethod
     def judged(model: Iterator, token: int, outcomes: list) -> Iterator:
