@@ -126,8 +126,14 @@ class Outcome:
     busy: float  # how many times longer than on a machine with nothing else to do such a thing takes, at least 1
 
 
+def environment() -> dict[str, str]:
+    """What a child runs with. This checkout comes last: a build with a sanitizer is elsewhere."""
+    paths = [os.environ.get("PYTHONPATH", ""), str(CHILD.parents[1]), str(CHILD.parent)]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
 def run(situation: str, ending: str, options: Iterable[str] = ("-X", "faulthandler"), during=lambda child: None,
-        arguments: Iterable[str] = ()) -> Outcome:
+        arguments: Iterable[str] = (), env: dict[str, str] | None = None) -> Outcome:
     """Run a child until it has ended.
 
     Parameters
@@ -139,13 +145,13 @@ def run(situation: str, ending: str, options: Iterable[str] = ("-X", "faulthandl
         ``during(child)`` is called when it is about to end.
     arguments : iterable of str
         Further ones for the child.
+    env : dict, optional
+        The `environment`, where it was taken before.
     """
-    # This checkout comes last: a build with a sanitizer is elsewhere.
-    paths = [os.environ.get("PYTHONPATH", ""), str(CHILD.parents[1]), str(CHILD.parent)]
     born = time.monotonic()
     child = subprocess.Popen([sys.executable, "-W", "error", *options, str(CHILD), situation, ending, *arguments],
                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-                             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))})
+                             env=environment() if env is None else env)
     watch = threading.Timer(HANGS, end_hanging, [child])
     watch.start()
     with child:
@@ -206,7 +212,9 @@ class Runs:
         self._outcomes: dict[tuple[Cell, tuple[str, ...]], Future[Outcome]] = {}
 
     def start(self, cell: Cell, *options: str) -> None:
-        self._outcomes[cell, options] = self._threads.submit(run, cell.situation, cell.ending, options)
+        # Taken here: pytest changes os.environ for each test, which a copy on another thread may run into.
+        self._outcomes[cell, options] = self._threads.submit(run, cell.situation, cell.ending, options,
+                                                             env=environment())
 
     def outcome(self, cell: Cell, *options: str) -> Outcome:
         return self._outcomes[cell, options].result()
