@@ -120,6 +120,7 @@ ZIG := $(BASE)$(VENV)/bin/python -m ziglang cc -target $(PLATFORM)-linux-gnu.$(s
 BY_ZIG := CC="$(ZIG)" LDSHARED="$(ZIG) -shared" LDFLAGS="-Wl,--gc-sections -Wl,--strip-all"
 REPAIR := PATH="$(BASE)$(VENV)/bin:$$PATH" $(VENV)/bin/auditwheel repair --only-plat \
     --plat manylinux_$(MANYLINUX)_$(PLATFORM) -w
+CHECKSUMS := cd dist && sha256sum dataloader_rs-* >SHA256SUMS
 wheel: $(VENV)/with-release-tools $(MANYLINUX:%=$(VENV)/with-manylinux-tools)
 wheel:  ## build a wheel for PYTHON into dist and try it; MANYLINUX=2_28: for any Linux with that glibc
 	rm -rf $(MADE_WHEEL) && mkdir -p $(MADE_WHEEL)/whole $(WHEELS) dist
@@ -136,7 +137,7 @@ wheel:  ## build a wheel for PYTHON into dist and try it; MANYLINUX=2_28: for an
 	$(VENV)/bin/python -m pip download -qq --prefer-binary -d $(WHEELS) -r $(WHEELS)/requires.txt
 	$(VENV)/bin/python tools/try_wheel.py --wheels $(WHEELS) $(ARGS) $(MADE_WHEEL)/whole/*.whl
 	cp $(MADE_WHEEL)/whole/*.whl dist
-	cd dist && sha256sum dataloader_rs-* >SHA256SUMS
+	$(CHECKSUMS)
 
 sdist: $(VENV)/with-release-tools  ## build the source distribution into dist, and try it with pip and gcc alone
 	rm -rf build/sdist && mkdir -p build/sdist dist
@@ -145,7 +146,7 @@ sdist: $(VENV)/with-release-tools  ## build the source distribution into dist, a
 	$(VENV)/bin/twine check --strict build/sdist/*
 	$(VENV)/bin/python tools/try_sdist.py build/sdist/*
 	cp build/sdist/* dist
-	cd dist && sha256sum dataloader_rs-* >SHA256SUMS
+	$(CHECKSUMS)
 
 wheels: $(VENV)/with-release-tools  ## build and try all wheels of a release for this system; Linux: in docker
 	rm -rf build/cpython-*  # an extension that is there would not be compiled again

@@ -244,10 +244,9 @@ static inline void dlrs_leave_place(dlrs_place *place)
 {
     dlrs_ask_nothing(place);
     dlrs_place **link = place->current;
-    while (*link != NULL && *link != place)
+    while (*link != place)
         link = &(*link)->around;
-    if (*link == place)
-        *link = place->around;
+    *link = place->around;
 }
 
 /* ---- the crew the calling thread belongs to ----

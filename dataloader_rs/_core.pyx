@@ -1080,7 +1080,7 @@ cdef class PyDataloaderIter:
         return 0
 
     cdef void end_early(self) noexcept:
-        """There are no workers and never will be: nothing more can come."""
+        """End the epoch where nothing more can come: it has no workers and never will, or its stream failed."""
         dlrs_store(&self.complete, 1)
         dlrs_store(&self.num_batches, self.taken)
         self.torn = self.stream_error = None    # see NOTE [ errors and frames ]
@@ -1199,9 +1199,7 @@ cdef class PyDataloaderIter:
         if failure is OUT_OF_MEMORY:
             error = MemoryError("no memory for the outcome of a batch")
         if failure.samples_lost >= 0:
-            self.finish()   # a stream that failed cannot be read on
-            self.num_batches = self.taken
-            self.torn = None    # see NOTE [ errors and frames ]
+            self.end_early()    # a stream that failed cannot be read on
         try:
             error = not_the_end(error)
             if self.epoch.readers is not None:

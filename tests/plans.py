@@ -8,7 +8,6 @@ import dataclasses
 import gc
 import math
 import time
-from collections import defaultdict
 
 import pytest
 from conftest import FREE_THREADED
@@ -44,9 +43,7 @@ class Faults:
     def __init__(self, kinds: dict, same_object: bool = False) -> None:
         self.kinds = kinds
         self.objects = {key: kind(key) for key, kind in kinds.items()} if same_object else {}
-        self.raised: defaultdict[object, list] = defaultdict(list)
-        for key in kinds:
-            self.raised[key] = []
+        self.raised: dict[object, list] = {key: [] for key in kinds}
 
     def check(self, key: object) -> None:
         if key in self.kinds:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 from conftest import FREE_THREADED, SLOWDOWN, child_environment
 from documentation import README, ROOT, text_of
+from test_make import made
 
 pytestmark = pytest.mark.slow
 
@@ -85,10 +85,7 @@ def test_example_says_what_it_shows(name: str):
 
 def test_make_examples_runs_all_but_the_one_with_torch():
     """`make examples` names each of the others in what it would do."""
-    if shutil.which("make") is None or not (ROOT / "Makefile").exists():
-        pytest.skip("no make, or no Makefile here")
-    told = subprocess.run(["make", "-C", str(ROOT), "-n", "examples", f"PYTHON={sys.executable}"],
-                          capture_output=True, text=True, timeout=50)
+    told = made("-n", "examples")
     assert told.returncode == 0, told.stderr
     (loop,) = re.findall(r"for example in (.*?);", told.stdout)
     assert loop.split() == [f"examples/{name}" for name in sorted(NEEDS) if name != "torch_training.py"]

@@ -8,10 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from documentation import ROOT
 
 pytestmark = pytest.mark.slow  # about the checkout, not about a wheel
-
-ROOT = Path(__file__).parents[1]
 
 
 def made(*arguments: str) -> subprocess.CompletedProcess[str]:

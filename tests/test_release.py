@@ -8,17 +8,16 @@ import runpy
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
+from documentation import README, ROOT, text_of
 
 import dataloader_rs
 
 pytestmark = pytest.mark.slow  # about the checkout, not about a wheel
 
-ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dataloader_rs"
-SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+SETTINGS = tomllib.loads(text_of(ROOT / "pyproject.toml"))
 PROJECT = SETTINGS["project"]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
@@ -26,25 +25,25 @@ SYSTEMS = {"manylinux_2_28_x86_64": ("manylinux", "x86_64"), "manylinux_2_28_aar
            "macosx_11_0_arm64": ("macosx", "arm64")}
 
 
-def text_of(name: str) -> str:
-    return (ROOT / name).read_text(encoding="utf-8")
-
-
 # ---- the wheels ----
 
 
 def promised_wheels() -> dict[str, list[str]]:
     """The table of the README: the versions of CPython that there are wheels for, by the tag of the system."""
-    rows = re.findall(r"^\| [^|]+ \| `((?:manylinux|macosx)\w+)` \| ([^|]+) \|$", text_of("README.md"), re.MULTILINE)
+    rows = re.findall(r"^\| [^|]+ \| `((?:manylinux|macosx)\w+)` \| ([^|]+) \|$", text_of(README), re.MULTILINE)
     return {tag: versions.split(", ") for tag, versions in rows}
+
+
+def promised_identifiers() -> set[tuple[str, str, str]]:
+    """The cells of that table as interpreter, kind of system and processor."""
+    return {(f"cp{version.replace('.', '')}", *SYSTEMS[tag]) for tag, versions in promised_wheels().items()
+            for version in versions}
 
 
 def test_wheels_of_cibuildwheel_are_those_that_the_readme_promises():
     """Each identifier that cibuildwheel prints for the three systems is a cell of the table, and there are no more."""
-    table = promised_wheels()
-    assert list(table) == list(SYSTEMS)
-    promised = {(f"cp{version.replace('.', '')}", *SYSTEMS[tag]) for tag, versions in table.items()
-                for version in versions}
+    assert list(promised_wheels()) == list(SYSTEMS)
+    promised = promised_identifiers()
     assert len(promised) == 21
     assert runpy.run_path(str(ROOT / "tools" / "check_release.py"))["identifiers"]() == promised
 
@@ -69,8 +68,8 @@ def test_versions_of_python_are_those_of_the_wheels():
 
 def test_nothing_compiles_for_the_processor_at_hand():
     """No flag for one kind of processor is in what builds: a wheel has to run on all of them."""
-    for name in ("setup.py", "pyproject.toml", "Makefile", *(str(path) for path in WORKFLOWS)):
-        assert not re.search(r"-(?:march|mtune|mcpu)=(?!'| )", text_of(name)), name
+    for path in [*(ROOT / name for name in ("setup.py", "pyproject.toml", "Makefile")), *WORKFLOWS]:
+        assert not re.search(r"-(?:march|mtune|mcpu)=(?!'| )", text_of(path)), path
 
 
 # ---- the source distribution ----
@@ -106,14 +105,14 @@ def test_build_without_a_compiler_says_what_to_install(tmp_path, compiler, says)
 def test_version_stands_in_one_place():
     """pyproject.toml has it; the newest release in the changelog is that one, and no source repeats it."""
     version = PROJECT["version"]
-    assert re.findall(r"^## (\d\S*)", text_of("CHANGELOG.md"), re.MULTILINE)[0] == version
+    assert re.findall(r"^## (\d\S*)", text_of(ROOT / "CHANGELOG.md"), re.MULTILINE)[0] == version
     assert runpy.run_path(str(ROOT / "docs" / "conf.py"))["release"] == version
     assert dataloader_rs.__version__ in (version, "unknown")  # as the tests may run on what was never installed
     sources = [path for pattern in ("*.py", "*.py[xi]", "*.pxd", "*.[ch]") for path in PACKAGE.glob(pattern)]
     assert len(sources) > 40
     others = [ROOT / name for name in ("setup.py", "Makefile", "MANIFEST.in", "docs/conf.py")]
     for path in [*sources, *others, *WORKFLOWS, *(ROOT / "tools").glob("*.py")]:
-        assert version not in path.read_text(encoding="utf-8"), path
+        assert version not in text_of(path), path
 
 
 def whole_release(version: str, wanted) -> list[str]:
@@ -128,8 +127,7 @@ def test_only_a_whole_release_is_uploaded():
     """Another tag, a wheel that is missing, one of another version or for this machine only: each is told."""
     faults_of = runpy.run_path(str(ROOT / "tools" / "check_release.py"))["faults_of"]
     version = PROJECT["version"]
-    wanted = {(f"cp{python.replace('.', '')}", *SYSTEMS[tag]) for tag, pythons in promised_wheels().items()
-              for python in pythons}
+    wanted = promised_identifiers()
     files = whole_release(version, wanted)
     usual = set(faults_of(f"v{version}", files, wanted))  # what the changelog has between two releases
     assert all("Unreleased" in fault for fault in usual)
@@ -149,7 +147,7 @@ def test_only_a_whole_release_is_uploaded():
 @pytest.mark.parametrize("variables", [[], ["INDEX=https://index.invalid"], ["RELEASE_TAG=v1"]], ids=str)
 def test_upload_asks_for_index_and_tag(variables):
     """Without an index nothing is uploaded, and neither is without a tag."""
-    recipe = re.search(r"^upload:.*\n\t(.*)", text_of("Makefile"), re.MULTILINE)[1]
+    recipe = re.search(r"^upload:.*\n\t(.*)", text_of(ROOT / "Makefile"), re.MULTILINE)[1]
     assert "exit 2" in recipe
     values = dict(variable.split("=") for variable in variables)
     command = recipe.lstrip("@").replace("$(INDEX)", values.get("INDEX", "")).replace(
@@ -166,10 +164,10 @@ def test_workflows_do_what_people_do():
     if not WORKFLOWS:
         pytest.skip("needs the repository")
     assert {path.name for path in WORKFLOWS} == {"test.yml", "wheels.yml", "release.yml"}
-    targets = set(re.findall(r"^([a-z-]+):", text_of("Makefile"), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", text_of(ROOT / "Makefile"), re.MULTILINE))
     called = set()
     for path in WORKFLOWS:
-        text = path.read_text(encoding="utf-8")
+        text = text_of(path)
         commands = re.findall(r"\brun: (.*)", text)
         matrix = re.search(r"^ +target: \[(.*)\]", text, re.MULTILINE)
         for command in commands:
@@ -179,24 +177,24 @@ def test_workflows_do_what_people_do():
             else:
                 called.add(re.fullmatch(r"make ([a-z-]+)(?: [A-Z_]+=\S+)*", command)[1])
     assert {"test", "lint", "wheel", "wheels", "sdist", "upload", "asan"} <= called <= targets
-    release = text_of(".github/workflows/release.yml")
+    release = text_of(ROOT / ".github/workflows/release.yml")
     assert "if: vars.RELEASE_INDEX != ''" in release
     assert "INDEX: ${{ vars.RELEASE_INDEX }}" in release
-    assert "pypi.org" not in "".join(path.read_text(encoding="utf-8") for path in WORKFLOWS) + text_of("Makefile")
+    assert "pypi.org" not in "".join(text_of(path) for path in WORKFLOWS) + text_of(ROOT / "Makefile")
 
 
 def test_workflows_test_what_there_are_wheels_for():
     """The suite runs on each version of CPython that there is a wheel for, and on 3.13t."""
     if not WORKFLOWS:
         pytest.skip("needs the repository")
-    tested = re.search(r"^ +python: \[(.*)\]", text_of(".github/workflows/test.yml"), re.MULTILINE)[1]
+    tested = re.search(r"^ +python: \[(.*)\]", text_of(ROOT / ".github/workflows/test.yml"), re.MULTILINE)[1]
     assert set(re.findall(r'"([\w.]+)"', tested)) == {"3.13t", *promised_wheels()["manylinux_2_28_x86_64"]}
 
 
 def test_hooks_use_the_versions_of_the_extra():
     """The tools of pre-commit are those of `make lint`."""
     pinned = {requirement for requirement in PROJECT["optional-dependencies"]["lint"] if "==" in requirement}
-    hooks = re.findall(r'additional_dependencies: \["(.*)"\]', text_of(".pre-commit-config.yaml"))
+    hooks = re.findall(r'additional_dependencies: \["(.*)"\]', text_of(ROOT / ".pre-commit-config.yaml"))
     assert len(hooks) == 5
     assert set(hooks) <= pinned
 

@@ -48,8 +48,8 @@ def faults_of(tag: str, files: list[str], wanted: set[tuple[str, str, str]]) -> 
         faults.append("the source distribution is missing")
     left.discard(f"dataloader_rs-{version}.tar.gz")
     for interpreter, system, processor in sorted(wanted):
-        abi = interpreter
-        pattern = rf"dataloader_rs-{re.escape(version)}-{interpreter.rstrip('t')}-{abi}-\S*{system}\w*_{processor}\.whl"
+        tags = f"{interpreter.rstrip('t')}-{interpreter}"
+        pattern = rf"dataloader_rs-{re.escape(version)}-{tags}-\S*{system}\w*_{processor}\.whl"
         matching = {file for file in left if re.fullmatch(pattern, file)}
         if len(matching) != 1:
             faults.append(f"{interpreter}-{system}_{processor}: {len(matching)} wheels")
