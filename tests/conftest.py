@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from tasks import status_of, thread_ids
 
 TESTS = Path(__file__).parent
 sys.path.insert(0, str(TESTS))
@@ -33,23 +34,13 @@ FREE_THREADED = not getattr(sys, "_is_gil_enabled", lambda: True)()
 
 def worker_threads() -> set[str]:
     """The threads of this process whose name says that they are workers of a loader."""
-    found = set()
-    # Without pathlib, which interns each part of a path: free-threaded Python never frees what is interned.
-    for task in os.listdir("/proc/self/task"):
-        try:
-            with open(f"/proc/self/task/{task}/comm") as comm:
-                name = comm.read().strip()
-        except OSError:  # it ended meanwhile
-            continue
-        if name.startswith("dlrs-"):
-            found.add(f"{task} {name}")
-    return found
+    names = {thread: status_of(thread).get("Name", "") for thread in thread_ids()}
+    return {f"{thread} {name}" for thread, name in names.items() if name.startswith("dlrs-")}
 
 
 def blocked_signals(thread: int) -> int:
     """The mask of the thread with this native id; bit n - 1 is signal n."""
-    status = Path(f"/proc/self/task/{thread}/status").read_text()
-    return int(next(line for line in status.splitlines() if line.startswith("SigBlk")).split()[1], 16)
+    return int(status_of(str(thread))["SigBlk"], 16)
 
 
 def is_parked(thread: int) -> bool:

@@ -14,6 +14,7 @@ import time
 import warnings
 
 from forked import wait_for
+from tasks import status_of, thread_ids
 from toy_datasets import PATIENCE, Ids
 
 from dataloader_rs import PyDataloader
@@ -38,16 +39,9 @@ def say(*words: object) -> None:
 
 def parked_workers() -> int:
     """How many workers wait for work: they have Ctrl-C blocked then, and only then."""
-    parked = 0
-    for task in os.listdir("/proc/self/task"):
-        try:
-            with open(f"/proc/self/task/{task}/status") as status:
-                lines = dict(line.split(":", 1) for line in status)
-        except OSError:  # it ended meanwhile
-            continue
-        parked += (lines["Name"].strip().startswith("dlrs-")
-                   and int(lines["SigBlk"], 16) >> signal.SIGINT - 1 & 1)
-    return parked
+    found = map(status_of, thread_ids())
+    return sum(int(status["SigBlk"], 16) >> signal.SIGINT - 1 & 1 for status in found
+               if status.get("Name", "").startswith("dlrs-"))
 
 
 class Order:

@@ -29,6 +29,7 @@ from pathlib import Path
 from conftest import FREE_THREADED, eventually, worker_threads
 from loads import many_batches, many_loaders, many_threads, many_workers
 from rounds import Fault, Tally, run_rounds
+from tasks import num_threads
 
 from dataloader_rs.collate import release_buffers
 
@@ -44,10 +45,6 @@ ALLOWED = {"blocks": (0.01, 4000 if FREE_THREADED and sys.version_info < (3, 14)
 
 def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-
-def num_threads() -> int:
-    return len(os.listdir("/proc/self/task"))
 
 
 def num_descriptors() -> int:

@@ -21,6 +21,7 @@ PREAMBLE = """
 import faulthandler, gc, multiprocessing, os, signal, sys, threading, time, warnings
 from dataloader_rs import PyDataloader
 from forked import wait_for
+from tasks import status_of, thread_ids
 from toy_datasets import Ids
 
 warnings.filterwarnings("ignore", "This process", DeprecationWarning)  # fork with threads, what this is about
@@ -41,14 +42,7 @@ def complete(loader):
     return sum(loader, []) == list(range(len(loader.dataset)))
 
 def num_worker_threads():
-    count = 0
-    for task in os.listdir("/proc/self/task"):
-        try:
-            with open(f"/proc/self/task/{task}/comm") as comm:
-                count += comm.read().startswith("dlrs-")
-        except OSError:  # it ended meanwhile
-            pass
-    return count
+    return sum(status_of(thread).get("Name", "").startswith("dlrs-") for thread in thread_ids())
 
 def has_worker_threads(number, patience=5):
     # A thread gets its name a moment after it was made.

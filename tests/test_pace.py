@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from conftest import FREE_THREADED, run_threaded
+from tasks import status_of, thread_ids
 from toy_datasets import GatedDataset, Ids
 
 from dataloader_rs import PyDataloader
@@ -138,14 +138,7 @@ def cpu_and_switches(function) -> tuple[float, int]:
     """CPU time and voluntary context switches, of all threads, in one call."""
 
     def switches() -> int:
-        total = 0
-        for task in Path("/proc/self/task").iterdir():
-            try:
-                status = (task / "status").read_text()
-            except OSError:  # it ended meanwhile
-                continue
-            total += int(status.split("\nvoluntary_ctxt_switches:")[1].split()[0])
-        return total
+        return sum(int(status_of(thread).get("voluntary_ctxt_switches", 0)) for thread in thread_ids())
 
     before = time.process_time(), switches()
     function()

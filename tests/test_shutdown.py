@@ -82,6 +82,7 @@ class ClosesItsLoader(Ids):
 LEAVING = """
     import atexit, ctypes, gc, json, os, sys, time
     from dataloader_rs import PyDataloader
+    from tasks import num_threads
     from toy_datasets import Ids
 
     num_workers, items_in_parallel, memory = map(int, sys.argv[1:])
@@ -97,7 +98,7 @@ LEAVING = """
         give_back(0)
         with open("/proc/self/statm") as statm:
             rss = int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
-        return {"threads": len(os.listdir("/proc/self/task")), "descriptors": len(os.listdir("/proc/self/fd")),
+        return {"threads": num_threads(), "descriptors": len(os.listdir("/proc/self/fd")),
                 "rss": rss, "callbacks": atexit._ncallbacks()}
 
     before = state()

@@ -1210,19 +1210,26 @@ static void count_signal(int signal_number)
     atomic_fetch_add(&signals_seen, 1);
 }
 
+/* A number, as the format reads it, out of a file of /proc with a line for each; 0 if it is not there. */
+static unsigned long long number_in(const char *path, const char *format)
+{
+    char line[256];
+    unsigned long long number = 0;
+    FILE *status = fopen(path, "r");
+    if (status == NULL)
+        return 0;
+    while (fgets(line, sizeof line, status) != NULL)
+        sscanf(line, format, &number);
+    fclose(status);
+    return number;
+}
+
 /* Does the thread of this process with that number in /proc have SIGUSR2 blocked? */
 static bool blocks_sigusr2(const char *thread)
 {
-    char path[300], line[256];
-    unsigned long long blocked = 0;
+    char path[300];
     snprintf(path, sizeof path, "/proc/self/task/%s/status", thread);
-    FILE *status = fopen(path, "r");
-    if (status == NULL)
-        return false;
-    while (fgets(line, sizeof line, status) != NULL)
-        sscanf(line, "SigBlk: %llx", &blocked);
-    fclose(status);
-    return blocked >> (SIGUSR2 - 1) & 1;
+    return number_in(path, "SigBlk: %llx") >> (SIGUSR2 - 1) & 1;
 }
 
 /* Wait until all other threads have SIGUSR2 blocked, which a worker has while it is parked, and that some has entered.
@@ -1237,11 +1244,15 @@ static void await_idle_worker(void)
         char own[32];
         snprintf(own, sizeof own, "%ld", (long)getpid()); /* the test runs on the main thread */
         idle = atomic_load(&everybody.entered) > 0;
+        unsigned long long seen = 0;
         for (struct dirent *entry = readdir(threads); entry != NULL; entry = readdir(threads)) {
+            seen += entry->d_name[0] != '.';
             if (entry->d_name[0] != '.' && strcmp(entry->d_name, own) != 0)
                 idle = idle && blocks_sigusr2(entry->d_name);
         }
         closedir(threads);
+        /* While others end the list may leave some out. */
+        idle = idle && seen == number_in("/proc/self/status", "Threads: %llu");
         sched_yield();
     }
 }
