@@ -9,12 +9,12 @@ like a Python thread), ``worker_info.py`` (what a worker knows of itself, and wh
 ``fetch.py`` (how items are asked for), ``randomness.py`` with ``sample_seed.py`` (random numbers of a sample),
 ``collate.py`` (how samples become a batch of arrays) with ``_buffers.pyx``, ``_copy.h`` and ``_store.c`` (memory that
 batches use again), ``pinning.py`` (how a batch gets into page-locked memory) and ``containers.py`` (containers like
-others),  ``errors.py`` (how an exception of user code comes out), ``epochs.py`` and ``generators.py`` (what the order
+others), ``errors.py`` (how an exception of user code comes out), ``epochs.py`` and ``generators.py`` (what the order
 of an epoch depends on), ``ahead.py`` (the epoch that workers go on with), ``serial.py`` with ``locks.py`` (one thread
 at a time in a dataset), ``torch_arguments.py`` and ``foreign.py`` (what comes from torch as it is), ``stuck.py`` (what
 a batch that does not come waits for), ``sharing.py`` with ``_share.pyx`` (lookup tables that all threads read),
-``interpreters.py`` (which interpreters may import all this), ``protocols.py`` (what type checkers know of datasets that
-are not ours).
+``interpreters.py`` (which interpreters may import all this), ``hints.py`` (what annotations are made of) and
+``protocols.py`` (what type checkers know of datasets that are not ours).
 """
 
 from dataloader_rs.interpreters import require_main_interpreter

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any
 
 from dataloader_rs.errors import shown, type_name
 from dataloader_rs.foreign import is_instance_of
+from dataloader_rs.hints import Any
 
 
 def checked_integer(name: str, value: Any) -> int:

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence, Sequence
-from typing import Any, TypeAlias, TypeVar
 
 from dataloader_rs import _buffers
 from dataloader_rs.arguments import checked_count
 from dataloader_rs.containers import container_like
 from dataloader_rs.errors import shown, type_name
+from dataloader_rs.hints import Any, TypeAlias, TypeVar
 
 # Stacked arrays of fewer bytes are made by NumPy: malloc has pieces of that size at hand without asking the system.
 LEAST_RECYCLED = 4096

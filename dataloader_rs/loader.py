@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 from dataloader_rs._core import MAX_THREADS, Counter, PyDataloaderIter, Recipe, WorkerPool, start_epoch, start_stream
 from dataloader_rs._shuffle import ShuffledOrder
@@ -24,6 +23,7 @@ from dataloader_rs.dataset import PyDataset, checked_dataset, dataset_name, fetc
 from dataloader_rs.epochs import EpochNumbers, is_told_epochs, tell_epoch
 from dataloader_rs.errors import not_the_end, shown, type_name
 from dataloader_rs.generators import checked_generator, draw_key
+from dataloader_rs.hints import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 from dataloader_rs.pinning import pinned_collate
 from dataloader_rs.pools import LoaderPools
 from dataloader_rs.sampler import BatchStream, IndexStream, is_iterable, is_iterator, warn_of_nothing
@@ -486,8 +486,13 @@ class PyDataloader(Generic[T_co, B_co]):
 
     def __class_getitem__(cls, parameters: Any) -> Any:
         # As for type checkers, B may be left out; a subclass has parameters of its own.
-        if cls is PyDataloader and not isinstance(parameters, tuple):
-            parameters = (parameters, Any)
+        if cls is PyDataloader:
+            if not isinstance(parameters, tuple):
+                from typing import Any  # that of hints.py is no more than an object
+
+                parameters = (parameters, Any)
+            if len(parameters) != 2:
+                raise TypeError(f"PyDataloader takes one parameter or two, got {len(parameters)}")
         generic: Any = super()
         return generic.__class_getitem__(parameters)
 

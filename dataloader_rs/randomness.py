@@ -13,11 +13,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any
 
 from dataloader_rs._core import ASKED_COLLATE, ASKED_MANY, current_request
 from dataloader_rs.arguments import checked_integer
 from dataloader_rs.errors import shown
+from dataloader_rs.hints import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy

@@ -13,10 +13,10 @@ import warnings
 from array import array
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any, TypeAlias
 
 from dataloader_rs.errors import shown, type_name
 from dataloader_rs.foreign import is_instance_of
+from dataloader_rs.hints import Any, TypeAlias
 
 # A sampler is read this far when an epoch starts, or as far as its length says, and on demand beyond.
 READ_AHEAD = 65_536

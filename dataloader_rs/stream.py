@@ -5,10 +5,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from dataloader_rs.errors import shown, type_name
 from dataloader_rs.foreign import is_foreign_stream
+from dataloader_rs.hints import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from dataloader_rs.protocols import SupportsIter

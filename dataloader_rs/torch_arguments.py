@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dataloader_rs.arguments import checked_count
 from dataloader_rs.errors import shown, type_name
 from dataloader_rs.foreign import is_instance_of
+from dataloader_rs.hints import Any
 
 DEFAULT_PREFETCH_DEPTH = 2
 START_METHODS = ("fork", "spawn", "forkserver")

@@ -9,7 +9,7 @@ import pytest
 NEW = """
 import sys
 import __future__, array, atexit, collections.abc, copy, functools, importlib, itertools, math, operator, os, reprlib
-import struct, threading, time, types, typing, warnings, weakref
+import struct, threading, time, types, warnings, weakref
 known = set(sys.modules)
 import dataloader_rs
 print(sorted(name for name in set(sys.modules) - known
