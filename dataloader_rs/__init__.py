@@ -22,12 +22,11 @@ from dataloader_rs.interpreters import require_main_interpreter
 require_main_interpreter()  # before the extension modules, see there
 
 from dataloader_rs._core import PyDataloaderIter
-from dataloader_rs.collate import default_collate, register_collate
 from dataloader_rs.dataset import PyDataset, PyDatasetBase
 from dataloader_rs.errors import BatchTimeoutError
+from dataloader_rs.hints import TYPE_CHECKING
 from dataloader_rs.loader import PyDataloader
 from dataloader_rs.randomness import sample_rng
-from dataloader_rs.sharing import share
 from dataloader_rs.stream import PyIterableDataset
 from dataloader_rs.worker_info import WorkerInfo, get_worker_info
 
@@ -37,13 +36,34 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> str:
-    # Reading the metadata takes milliseconds, and importing what reads it twenty, which an import should not.
-    if name == "__version__":
-        from importlib.metadata import PackageNotFoundError, version
+# What an import would take longer for, and not all programs need, comes when it is first asked for.
+if TYPE_CHECKING:
+    from dataloader_rs.collate import default_collate, register_collate
+    from dataloader_rs.sharing import share
 
-        try:
-            return version("dataloader-rs")
-        except PackageNotFoundError:
-            return "unknown"
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    __version__: str
+else:
+    _HOMES = {"collate": "collate", "default_collate": "collate", "register_collate": "collate", "share": "sharing"}
+
+    def __getattr__(name):
+        if name == "__version__":
+            return _version()
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        import importlib
+
+        home = importlib.import_module(f"dataloader_rs.{_HOMES[name]}")
+        return globals().setdefault(name, home if name == "collate" else getattr(home, name))
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("dataloader-rs")
+    except PackageNotFoundError:
+        return "unknown"

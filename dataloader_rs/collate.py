@@ -139,31 +139,6 @@ def register_collate(type: type[S], fn: Callable[[list[S]], Any]) -> None:
     _rules[type] = _Registered(fn)
 
 
-def resolve_collate(collate_fn: object) -> Callable[[Any], Any] | None:
-    """The function that an argument `collate_fn` means: a callable itself, ``"torch"`` torch's own; None is None.
-
-    Raises
-    ------
-    ValueError, TypeError
-        If it is another string, or nothing of these.
-    ImportError
-        If it is ``"torch"``, and torch cannot be imported.
-    """
-    if collate_fn is None or callable(collate_fn):
-        return collate_fn
-    rule = f'collate_fn must be callable, None or "torch", got {shown(collate_fn)}'
-    if not issubclass(type(collate_fn), str):
-        raise TypeError(f"{rule} ({type_name(collate_fn)})")
-    if collate_fn != "torch":
-        raise ValueError(rule)
-    try:
-        from torch.utils.data import default_collate as torch_collate
-    except ImportError as error:
-        raise ImportError(f'collate_fn="torch" needs torch, which cannot be imported: {error}') from error
-    function: Callable[[Any], Any] = torch_collate
-    return function
-
-
 def buffer_usage() -> dict[str, int]:
     """What the memory of stacked arrays comes to, in this process.
 
