@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from itertools import islice
 
@@ -135,5 +134,7 @@ class LengthCheck:
         if expected is None or expected == num_read or self._has_warned:
             return
         self._has_warned = True
+        import warnings
+
         warnings.warn(f"len({self._name}) is {expected}, but it gave {num_read} samples: all of them were delivered",
                       RuntimeWarning, stacklevel=2)
