@@ -9,12 +9,12 @@ like a Python thread), ``worker_info.py`` (what a worker knows of itself, and wh
 ``fetch.py`` (how items are asked for), ``randomness.py`` with ``sample_seed.py`` (random numbers of a sample),
 ``collate.py`` (how samples become a batch of arrays) with ``_buffers.pyx``, ``_copy.h`` and ``_store.c`` (memory that
 batches use again), ``pinning.py`` (how a batch gets into page-locked memory) and ``containers.py`` (containers like
-others),  ``errors.py`` (how an exception of user code comes out), ``epochs.py`` and ``generators.py`` (what the order
+others), ``errors.py`` (how an exception of user code comes out), ``epochs.py`` and ``generators.py`` (what the order
 of an epoch depends on), ``ahead.py`` (the epoch that workers go on with), ``serial.py`` with ``locks.py`` (one thread
 at a time in a dataset), ``torch_arguments.py`` and ``foreign.py`` (what comes from torch as it is), ``stuck.py`` (what
 a batch that does not come waits for), ``sharing.py`` with ``_share.pyx`` (lookup tables that all threads read),
-``interpreters.py`` (which interpreters may import all this), ``protocols.py`` (what type checkers know of datasets that
-are not ours).
+``interpreters.py`` (which interpreters may import all this), ``hints.py`` (what annotations are made of) and
+``protocols.py`` (what type checkers know of datasets that are not ours).
 """
 
 from dataloader_rs.interpreters import require_main_interpreter
@@ -22,12 +22,11 @@ from dataloader_rs.interpreters import require_main_interpreter
 require_main_interpreter()  # before the extension modules, see there
 
 from dataloader_rs._core import PyDataloaderIter
-from dataloader_rs.collate import default_collate, register_collate
 from dataloader_rs.dataset import PyDataset, PyDatasetBase
 from dataloader_rs.errors import BatchTimeoutError
+from dataloader_rs.hints import TYPE_CHECKING
 from dataloader_rs.loader import PyDataloader
 from dataloader_rs.randomness import sample_rng
-from dataloader_rs.sharing import share
 from dataloader_rs.stream import PyIterableDataset
 from dataloader_rs.worker_info import WorkerInfo, get_worker_info
 
@@ -37,13 +36,34 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> str:
-    # Reading the metadata takes milliseconds, and importing what reads it twenty, which an import should not.
-    if name == "__version__":
-        from importlib.metadata import PackageNotFoundError, version
+# What an import would take longer for, and not all programs need, comes when it is first asked for.
+if TYPE_CHECKING:
+    from dataloader_rs.collate import default_collate, register_collate
+    from dataloader_rs.sharing import share
 
-        try:
-            return version("dataloader-rs")
-        except PackageNotFoundError:
-            return "unknown"
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    __version__: str
+else:
+    _HOMES = {"collate": "collate", "default_collate": "collate", "register_collate": "collate", "share": "sharing"}
+
+    def __getattr__(name):
+        if name == "__version__":
+            return _version()
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        import importlib
+
+        home = importlib.import_module(f"dataloader_rs.{_HOMES[name]}")
+        return globals().setdefault(name, home if name == "collate" else getattr(home, name))
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("dataloader-rs")
+    except PackageNotFoundError:
+        return "unknown"

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
 
 from dataloader_rs._core import PyDataloaderIter, WorkerPool
+from dataloader_rs.hints import Any, TypeAlias
 from dataloader_rs.locks import ForkSafeLock
 
-
-class Start(Protocol):
-    """Starts an epoch, perhaps after another one; calls `take_epoch` once. Returns its iterator and its number."""
-
-    def __call__(self, take_epoch: Callable[[], int],
-                 after: PyDataloaderIter[Any] | None) -> tuple[PyDataloaderIter[Any], int]: ...
+# start(take_epoch, after) starts an epoch, perhaps after another one, and calls `take_epoch` once. It returns the
+# iterator of the epoch and its number.
+Start: TypeAlias = "Callable[[Callable[[], int], PyDataloaderIter[Any] | None], tuple[PyDataloaderIter[Any], int]]"
 
 
-class Prepared(NamedTuple):
-    """An epoch that nobody iterates yet."""
+class Prepared:
+    """An epoch that nobody iterates yet; `length` is that of the dataset or the sampler then."""
 
-    iterator: PyDataloaderIter[Any]
-    pool: WorkerPool
-    epoch: int
-    length: int | None  # of the dataset or the sampler then
+    def __init__(self, iterator: PyDataloaderIter[Any], pool: WorkerPool, epoch: int, length: int | None) -> None:
+        self.iterator = iterator
+        self.pool = pool
+        self.epoch = epoch
+        self.length = length
 
 
 class EpochAhead:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import operator
-from typing import Any
 
 from dataloader_rs.errors import shown, type_name
 from dataloader_rs.foreign import is_instance_of
+from dataloader_rs.hints import Any
+
+INFINITY = float("inf")
 
 
 def checked_integer(name: str, value: Any) -> int:
@@ -53,8 +54,8 @@ def checked_seconds(name: str, value: Any) -> float:
     except TypeError as error:  # an array is a number only if it holds one
         raise TypeError(f"{rule} {shown(value)} ({type_name(value)})") from error
     except OverflowError:
-        seconds = math.inf
-    if not 0 <= seconds < math.inf:
+        seconds = INFINITY
+    if not 0 <= seconds < INFINITY:
         raise ValueError(f"{name} must be >= 0 and finite, got {shown(value)}")
     return seconds
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence, Sequence
-from typing import Any, TypeAlias, TypeVar
 
 from dataloader_rs import _buffers
 from dataloader_rs.arguments import checked_count
 from dataloader_rs.containers import container_like
 from dataloader_rs.errors import shown, type_name
+from dataloader_rs.hints import Any, TypeAlias, TypeVar
 
 # Stacked arrays of fewer bytes are made by NumPy: malloc has pieces of that size at hand without asking the system.
 LEAST_RECYCLED = 4096
@@ -137,31 +137,6 @@ def register_collate(type: type[S], fn: Callable[[list[S]], Any]) -> None:
     if not callable(fn):
         raise TypeError(f"fn must be callable, got {shown(fn)} ({type_name(fn)})")
     _rules[type] = _Registered(fn)
-
-
-def resolve_collate(collate_fn: object) -> Callable[[Any], Any] | None:
-    """The function that an argument `collate_fn` means: a callable itself, ``"torch"`` torch's own; None is None.
-
-    Raises
-    ------
-    ValueError, TypeError
-        If it is another string, or nothing of these.
-    ImportError
-        If it is ``"torch"``, and torch cannot be imported.
-    """
-    if collate_fn is None or callable(collate_fn):
-        return collate_fn
-    rule = f'collate_fn must be callable, None or "torch", got {shown(collate_fn)}'
-    if not issubclass(type(collate_fn), str):
-        raise TypeError(f"{rule} ({type_name(collate_fn)})")
-    if collate_fn != "torch":
-        raise ValueError(rule)
-    try:
-        from torch.utils.data import default_collate as torch_collate
-    except ImportError as error:
-        raise ImportError(f'collate_fn="torch" needs torch, which cannot be imported: {error}') from error
-    function: Callable[[Any], Any] = torch_collate
-    return function
 
 
 def buffer_usage() -> dict[str, int]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from typing import Any
+
+from dataloader_rs.hints import Any
 
 
 def container_like(value: Any, parts: Any, changed: Iterable[Any], mutable: type) -> Any:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
-
 from dataloader_rs.errors import type_name
 from dataloader_rs.foreign import is_foreign_dataset
+from dataloader_rs.hints import TYPE_CHECKING, Any, Generic, TypeVar
 from dataloader_rs.stream import is_stream
 
 if TYPE_CHECKING:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dataloader_rs._core import Counter
+from dataloader_rs.hints import Any
 
 EPOCH_END = 2**64
 

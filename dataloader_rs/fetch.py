@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from types import FunctionType
-from typing import Any
 from weakref import WeakKeyDictionary
+
+from dataloader_rs.hints import Any
 
 
 def _fetch_run(dataset: Any, run: Iterator[int]) -> list[Any]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
 
 from dataloader_rs.arguments import checked_uint64
 from dataloader_rs.errors import shown, type_name
 from dataloader_rs.foreign import is_instance_of
+from dataloader_rs.hints import TYPE_CHECKING, Any
 from dataloader_rs.locks import ForkSafeLock
 
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ to work there. Knows nothing of threads."""
 from __future__ import annotations
 
 import _thread
-import importlib
 import sys
 
 
@@ -15,7 +14,7 @@ def is_main_interpreter() -> bool:
         ask = getattr(_thread, "_is_main_interpreter", None)
         return ask is None or bool(ask())
     try:
-        interpreters = importlib.import_module("_xxsubinterpreters")
+        import _xxsubinterpreters as interpreters  # type: ignore[import-not-found]
     except ImportError:
         return True  # built without subinterpreters in Python
     return bool(interpreters.get_current() == interpreters.get_main())

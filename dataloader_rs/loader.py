@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 from dataloader_rs._core import MAX_THREADS, Counter, PyDataloaderIter, Recipe, WorkerPool, start_epoch, start_stream
 from dataloader_rs._shuffle import ShuffledOrder
@@ -19,12 +18,11 @@ from dataloader_rs.arguments import (
     checked_seconds,
     checked_uint64,
 )
-from dataloader_rs.collate import resolve_collate
 from dataloader_rs.dataset import PyDataset, checked_dataset, dataset_name, fetch_many_of, indexed_object
 from dataloader_rs.epochs import EpochNumbers, is_told_epochs, tell_epoch
 from dataloader_rs.errors import not_the_end, shown, type_name
 from dataloader_rs.generators import checked_generator, draw_key
-from dataloader_rs.pinning import pinned_collate
+from dataloader_rs.hints import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 from dataloader_rs.pools import LoaderPools
 from dataloader_rs.sampler import BatchStream, IndexStream, is_iterable, is_iterator, warn_of_nothing
 from dataloader_rs.serial import is_serial, serial_proxy_of
@@ -34,6 +32,7 @@ from dataloader_rs.torch_arguments import (
     checked_multiprocessing_context,
     checked_prefetch_factor,
     depth_of_prefetch_factor,
+    resolve_collate,
 )
 from dataloader_rs.worker_info import Crew
 
@@ -394,7 +393,11 @@ class PyDataloader(Generic[T_co, B_co]):
         if is_serial(asked, self.serial_dataset):
             asked = serial_proxy_of(asked)
             fetch_many = None if fetch_many is None else asked.serialized(fetch_many)
-        collate_fn = pinned_collate(self.collate_fn) if self.pin_memory else self.collate_fn
+        collate_fn = self.collate_fn
+        if self.pin_memory:
+            from dataloader_rs.pinning import pinned_collate
+
+            collate_fn = pinned_collate(collate_fn)
         prefetch_depth = self.prefetch_depth
         if self.prefetch_factor is not None:
             prefetch_depth = depth_of_prefetch_factor(self.prefetch_factor, self.num_workers)
@@ -486,8 +489,13 @@ class PyDataloader(Generic[T_co, B_co]):
 
     def __class_getitem__(cls, parameters: Any) -> Any:
         # As for type checkers, B may be left out; a subclass has parameters of its own.
-        if cls is PyDataloader and not isinstance(parameters, tuple):
-            parameters = (parameters, Any)
+        if cls is PyDataloader:
+            if not isinstance(parameters, tuple):
+                from typing import Any  # that of hints.py is no more than an object
+
+                parameters = (parameters, Any)
+            if len(parameters) != 2:
+                raise TypeError(f"PyDataloader takes one parameter or two, got {len(parameters)}")
         generic: Any = super()
         return generic.__class_getitem__(parameters)
 

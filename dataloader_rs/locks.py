@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 from dataloader_rs._core import process_generation
+from dataloader_rs.hints import Any
 
 
 class ForkSafeLock:

@@ -7,9 +7,9 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
-from typing import Any
 
 from dataloader_rs.containers import container_like
+from dataloader_rs.hints import Any
 
 # What RuntimeErrors of torch say, of different versions, where there is nothing to pin memory for.
 NO_DEVICE = (

@@ -10,14 +10,13 @@ changes, so does the personalisation.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any
 
 from dataloader_rs._core import ASKED_COLLATE, ASKED_MANY, current_request
 from dataloader_rs.arguments import checked_integer
 from dataloader_rs.errors import shown
+from dataloader_rs.hints import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy
@@ -27,8 +26,6 @@ VERSION = b"dataloader_rs 1"
 
 # Odd, so that multiples of it differ in their low bits too; the golden ratio, so that they lie far from each other.
 SEED_STEP = 0x9E3779B97F4A7C15
-
-_pack = struct.Struct("<4Q").pack
 
 
 def sample_rng(offset: int | None = None) -> numpy.random.Generator:
@@ -109,7 +106,8 @@ def sample_rng(offset: int | None = None) -> numpy.random.Generator:
 
 def key_of(purpose: int, rng_seed: int, epoch: int, position: int) -> bytes:
     """See NOTE [ keys ]. All four are at least 0 and below 2**64; the result has 16 bytes."""
-    key: bytes = _blake2b()(_pack(purpose, rng_seed, epoch, position), digest_size=16, person=VERSION).digest()
+    blake2b, pack = _hashing()
+    key: bytes = blake2b(pack(purpose, rng_seed, epoch, position), digest_size=16, person=VERSION).digest()
     return key
 
 
@@ -126,7 +124,7 @@ def _checked_offset(offset: object, count: int) -> int:
     return checked
 
 
-# Both are imported when they are first needed: an import of this package takes a few milliseconds, and they take more.
+# What these import comes when it is first needed, since it takes as long as all of this package.
 
 
 @cache
@@ -139,7 +137,8 @@ def _generator_of() -> Callable[[bytes], numpy.random.Generator]:
 
 
 @cache
-def _blake2b() -> Any:
+def _hashing() -> tuple[Callable[..., Any], Callable[..., bytes]]:
     import hashlib
+    import struct
 
-    return hashlib.blake2b
+    return hashlib.blake2b, struct.Struct("<4Q").pack

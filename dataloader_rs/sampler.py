@@ -9,14 +9,13 @@ wait for the garbage collector.
 from __future__ import annotations
 
 import operator
-import warnings
 from array import array
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any, TypeAlias
 
 from dataloader_rs.errors import shown, type_name
 from dataloader_rs.foreign import is_instance_of
+from dataloader_rs.hints import Any, TypeAlias
 
 # A sampler is read this far when an epoch starts, or as far as its length says, and on demand beyond.
 READ_AHEAD = 65_536
@@ -195,6 +194,8 @@ def is_iterator(value: object) -> bool:
 
 def warn_of_nothing(name: str, sampler: object, stacklevel: int) -> None:
     """Warn that an epoch is empty. `stacklevel` counts from here."""
+    import warnings
+
     warnings.warn(f"{name} {shown(sampler)} yields nothing, as an iterator does that an earlier epoch has used up: "
                   f"this epoch is empty", RuntimeWarning, stacklevel=stacklevel)
 

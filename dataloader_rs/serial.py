@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import islice
-from typing import Any
 from weakref import WeakValueDictionary
 
 from dataloader_rs.arguments import checked_flag
+from dataloader_rs.hints import Any
 from dataloader_rs.locks import ForkSafeLock
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
 
 from dataloader_rs._share import FREE_THREADED, defer, is_immortal, is_instance, make_immortal
 from dataloader_rs.arguments import checked_flag
+from dataloader_rs.hints import Any, TypeVar
 
 T = TypeVar("T")
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from dataloader_rs.errors import shown, type_name
 from dataloader_rs.foreign import is_foreign_stream
+from dataloader_rs.hints import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from dataloader_rs.protocols import SupportsIter
@@ -135,5 +134,7 @@ class LengthCheck:
         if expected is None or expected == num_read or self._has_warned:
             return
         self._has_warned = True
+        import warnings
+
         warnings.warn(f"len({self._name}) is {expected}, but it gave {num_read} samples: all of them were delivered",
                       RuntimeWarning, stacklevel=2)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from typing import Any
+
+from dataloader_rs.hints import Any
 
 DEFAULT_STACK_SIZE = 8 << 20
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 from dataloader_rs.arguments import checked_count
 from dataloader_rs.errors import shown, type_name
 from dataloader_rs.foreign import is_instance_of
+from dataloader_rs.hints import Any
 
 DEFAULT_PREFETCH_DEPTH = 2
 START_METHODS = ("fork", "spawn", "forkserver")
@@ -33,6 +34,31 @@ def checked_multiprocessing_context(context: object) -> object:
         raise TypeError(f"multiprocessing_context must be the name of a start method, a multiprocessing context or "
                         f"None, got {shown(context)} ({type_name(context)})")
     return context
+
+
+def resolve_collate(collate_fn: object) -> Callable[[Any], Any] | None:
+    """The function that an argument `collate_fn` means: a callable itself, ``"torch"`` torch's own; None is None.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If it is another string, or nothing of these.
+    ImportError
+        If it is ``"torch"``, and torch cannot be imported.
+    """
+    if collate_fn is None or callable(collate_fn):
+        return collate_fn
+    rule = f'collate_fn must be callable, None or "torch", got {shown(collate_fn)}'
+    if not issubclass(type(collate_fn), str):
+        raise TypeError(f"{rule} ({type_name(collate_fn)})")
+    if collate_fn != "torch":
+        raise ValueError(rule)
+    try:
+        from torch.utils.data import default_collate as torch_collate
+    except ImportError as error:
+        raise ImportError(f'collate_fn="torch" needs torch, which cannot be imported: {error}') from error
+    function: Callable[[Any], Any] = torch_collate
+    return function
 
 
 def checked_device(name: str, device: Any) -> str:

@@ -6,11 +6,11 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
 from dataloader_rs._core import current_worker, process_generation
 from dataloader_rs.dataset import indexed_object
 from dataloader_rs.errors import explain_start, not_the_end
+from dataloader_rs.hints import Any, NamedTuple
 from dataloader_rs.randomness import worker_seed
 
 

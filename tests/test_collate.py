@@ -16,7 +16,7 @@ import pytest
 from conftest import run_threaded
 from toy_datasets import Ids
 
-from dataloader_rs import PyDataloader, collate, default_collate, register_collate
+from dataloader_rs import PyDataloader, collate, default_collate, register_collate, torch_arguments
 
 np = pytest.importorskip("numpy")
 
@@ -502,13 +502,13 @@ def test_error_of_torch_comes_out_with_a_note(fake_torch):
 
 def test_collate_fn_may_be_named(fake_torch):
     """None and callables mean themselves, "torch" torch's own function; all else names argument, rule and value."""
-    assert collate.resolve_collate(None) is None
-    assert collate.resolve_collate(len) is len
-    assert collate.resolve_collate("torch") is fake_torch.utils.data.default_collate
+    assert torch_arguments.resolve_collate(None) is None
+    assert torch_arguments.resolve_collate(len) is len
+    assert torch_arguments.resolve_collate("torch") is fake_torch.utils.data.default_collate
     with pytest.raises(ValueError, match="""collate_fn must be callable, None or "torch", got 'numpy'"""):
-        collate.resolve_collate("numpy")
+        torch_arguments.resolve_collate("numpy")
     with pytest.raises(TypeError, match=r"""collate_fn must be callable, None or "torch", got 5 \(int\)"""):
-        collate.resolve_collate(5)
+        torch_arguments.resolve_collate(5)
 
 
 def test_named_collate_fn_without_torch_is_a_clear_error(monkeypatch):
@@ -516,7 +516,7 @@ def test_named_collate_fn_without_torch_is_a_clear_error(monkeypatch):
     for name in ("torch", "torch.utils.data"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ImportError, match='collate_fn="torch" needs torch, which cannot be imported'):
-        collate.resolve_collate("torch")
+        torch_arguments.resolve_collate("torch")
 
 
 # Fits torch as well: what it does otherwise is that tuples become lists and arrays tensors.

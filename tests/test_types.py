@@ -1,15 +1,21 @@
 """What type checkers are told is what is there. `make types` runs the checkers; these tests need none of them."""
 
+import copy
 import inspect
+import pickle
 import runpy
+import types
 import typing
+from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import pytest
 from toy_datasets import Ids
 
-from dataloader_rs import PyDataloader, PyDataloaderIter, PyDataset, PyIterableDataset
+import dataloader_rs
+from dataloader_rs import PyDataloader, PyDataloaderIter, PyDataset, PyIterableDataset, hints
 from dataloader_rs.loader import ARGUMENTS
 from dataloader_rs.protocols import LoaderOptions
 
@@ -29,10 +35,12 @@ def test_expectations_hold_at_run_time():
     runpy.run_path(str(ROOT / "tests/typing/expectations.py"), run_name="__main__")
 
 
-def test_overloads_have_the_arguments_of_the_loader():
+def test_overloads_have_the_arguments_of_the_loader(monkeypatch):
     """Each overload has all arguments, in order, with the same defaults: the others are in LoaderOptions."""
     real = parameters_of(PyDataloader.__init__)
-    overloads = typing.get_overloads(PyDataloader.__init__)
+    monkeypatch.setattr(hints, "overload", typing.overload)  # the one that is used at run time keeps nothing
+    read_again = runpy.run_path(PACKAGE / "loader.py", run_name="loader_with_overloads")
+    overloads = typing.get_overloads(read_again["PyDataloader"].__init__)
     assert len(overloads) == 7
     for overload in overloads:
         told = parameters_of(overload)
@@ -52,8 +60,17 @@ def test_arguments_are_attributes_with_types():
 
 
 def test_annotations_of_the_loader_can_be_evaluated():
-    """Libraries that ask for the types of arguments at run time get them."""
-    assert set(typing.get_type_hints(PyDataloader.__init__)) == ARGUMENTS | {"return"}
+    """Libraries that ask for the types of arguments at run time get them, with `object` for what may be anything."""
+    told = typing.get_type_hints(PyDataloader.__init__)
+    assert set(told) == ARGUMENTS | {"return"}
+    assert (told["num_workers"], told["batch_size"], told["generator"]) == (int, int | None, object)
+
+
+@pytest.mark.parametrize("name", ["PyDataloader.__iter__", "PyDataset.__getitem__", "PyIterableDataset.__iter__",
+                                  "WorkerInfo", "default_collate", "get_worker_info", "register_collate", "share"])
+def test_annotations_can_be_evaluated(name):
+    """The same of what else is public, but for what names libraries that may be missing."""
+    assert typing.get_type_hints(attrgetter(name)(dataloader_rs))
 
 
 def test_generic_classes_take_parameters_at_run_time():
@@ -70,6 +87,53 @@ def test_generic_classes_take_parameters_at_run_time():
     assert list(PyDataloader[int, list[int]](Ids(1))) == list(PyDataloader[int](Ids(1))) == [[0]]
     with pytest.raises(TypeError):
         PyDataloader[int, str, bytes]
+
+
+class OfNumbers(PyDataset[int]):
+    pass
+
+
+class OfAnything(PyDataset[T]):
+    pass
+
+
+class InTheirOrder(PyDataset[T], Generic[T]):
+    pass
+
+
+class InTheOtherOrder(Generic[T], PyIterableDataset[T]):
+    pass
+
+
+class OfBoth(PyDataset[int], Sequence[int]):
+    pass
+
+
+@pytest.mark.parametrize("kind", [OfAnything, InTheirOrder, InTheOtherOrder])
+def test_subclasses_of_datasets_may_be_generic(kind):
+    """A generic subclass takes parameters, is called with and without, and may be derived from once more."""
+    assert typing.get_origin(kind[int]) is kind and typing.get_args(kind[int]) == (int,)
+    assert type(kind[int]()) is type(kind()) is kind
+    derived = type("Derived", types.resolve_bases([kind[int]]), {})
+    assert issubclass(derived, kind)
+
+
+@pytest.mark.parametrize("kind", [OfNumbers, OfAnything, InTheirOrder, InTheOtherOrder])
+def test_generic_datasets_are_copied(kind):
+    """Copies and pickles of instances and of classes with parameters are what they were."""
+    assert isinstance(kind(), (PyDataset, PyIterableDataset))
+    for duplicate in (copy.copy(kind()), copy.deepcopy(kind()), pickle.loads(pickle.dumps(kind()))):
+        assert type(duplicate) is kind
+    if kind is not OfNumbers:
+        assert pickle.loads(pickle.dumps(kind[int])) == copy.deepcopy(kind[int]) == kind[int]
+    loader = pickle.loads(pickle.dumps(PyDataloader[int](Ids(1))))
+    assert type(loader) is PyDataloader and list(loader) == [[0]]
+
+
+def test_datasets_may_have_other_bases():
+    """A class may be a dataset and one of Python's own, with parameters for both."""
+    assert OfBoth.__mro__.index(PyDataset) < OfBoth.__mro__.index(Sequence)
+    assert isinstance(PyDataset.of([1]), PyDataset) and not isinstance([1], PyDataset)
 
 
 def test_extensions_have_stubs():

@@ -46,7 +46,8 @@ def main() -> None:
             sys.exit(f"{built.stdout}\nThe source distribution does not build with {', '.join(sorted(TOOLS))} alone.")
         (wheel,) = folder.glob("*.whl")
         subprocess.run([python, "-m", "pip", "install", "-q", "--no-index", str(wheel)], check=True)
-        subprocess.run([python, "-I", "-W", "error", "-c", "import dataloader_rs"], check=True, cwd=folder / "nothing")
+        subprocess.run([python, "-I", "-W", "error", "-c", "from dataloader_rs import *"], check=True,
+                       cwd=folder / "nothing")
         print(f"{sdist.name}: {sdist.stat().st_size / 1000:.0f} kB; pip and {', '.join(sorted(TOOLS))} make "
               f"{wheel.name}")
         refused = pip_wheel("nothing")

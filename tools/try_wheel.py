@@ -31,6 +31,7 @@ import sys, sysconfig
 import dataloader_rs
 free_threaded = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 assert "numpy" not in sys.modules and "torch" not in sys.modules, "an import brings in libraries that it does not need"
+from dataloader_rs import *  # which brings in all extensions
 assert not free_threaded or not sys._is_gil_enabled(), "an extension has turned the GIL on"
 assert dataloader_rs.__file__.startswith(sys.prefix), dataloader_rs.__file__
 assert list(dataloader_rs.PyDataloader(dataloader_rs.PyDataset.of(range(5)), 2, num_workers=2)) == [[0, 1], [2, 3], [4]]
