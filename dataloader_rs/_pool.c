@@ -381,19 +381,55 @@ static void signal_worker_locked(dlrs_pool *pool)
     }
 }
 
-/* Called whenever something may have become claimable. A worker that comes decides for itself whether it may claim. */
-static void wake_worker_locked(dlrs_pool *pool)
+/* How many workers could claim a run of the epoch at once, as far as that is told easily; 0 if none could. */
+static uint64_t claimable_runs_locked(const dlrs_epoch *epoch)
 {
-    if (pool->coming > 0 || (!pool->spinning && pool->parked <= pool->waking) || !claimable_locked(pool))
-        return;
-    if (pool->awake >= limit_locked(pool)) {
-        if (!pool->watched)
-            signal_worker_locked(pool);
-    } else if (pool->spinning) {
-        atomic_fetch_add_explicit(&pool->calls, 1, memory_order_release);
-    } else {
-        signal_worker_locked(pool);
+    uint64_t runs = 0;
+    for (const dlrs_slot *slot = epoch->first_unstarted; slot != NULL; slot = slot->next_unstarted) {
+        if (dlrs_slot_can_start(slot, epoch->items_in_parallel))
+            runs += dlrs_min_u64(epoch->items_in_parallel - (slot->started - slot->finished),
+                                 slot->num_items - slot->started);
     }
+    if (can_open_locked(epoch)) {
+        uint64_t num_items = next_size_locked(epoch);
+        runs += is_fetched_singly(epoch, num_items) ? dlrs_min_u64(epoch->items_in_parallel, num_items) : 1;
+    }
+    return runs;
+}
+
+/* Are fewer workers on their way than could claim? */
+static bool are_too_few_coming_locked(const dlrs_pool *pool)
+{
+    uint64_t runs = 0;
+    const dlrs_epoch *epoch = pool->asked_first;
+    if (epoch == NULL || atomic_load_explicit(&pool->stopping, memory_order_relaxed))
+        return false;
+    do {
+        runs += claimable_runs_locked(epoch);
+        epoch = epoch->next;
+    } while (epoch != pool->asked_first);
+    return runs > pool->coming + pool->waking;
+}
+
+/* Called whenever something may have become claimable, and by each worker that comes. A worker that comes decides for
+ * itself whether it may claim. */
+static void wake_workers_locked(dlrs_pool *pool)
+{
+    if (!pool->spinning && pool->parked <= pool->waking)
+        return;
+    if (pool->coming == 0 && claimable_locked(pool)) {
+        if (pool->awake >= limit_locked(pool)) {
+            if (!pool->watched)
+                signal_worker_locked(pool);
+        } else if (pool->spinning) {
+            atomic_fetch_add_explicit(&pool->calls, 1, memory_order_release);
+        } else {
+            signal_worker_locked(pool);
+        }
+    }
+    if (pool->run_ns >= CHEAP_NS && pool->awake + pool->waking < limit_locked(pool)
+        && are_too_few_coming_locked(pool))
+        signal_worker_locked(pool);
 }
 
 static bool claim_locked(dlrs_worker *worker, dlrs_run *run)
@@ -407,7 +443,7 @@ static bool claim_locked(dlrs_worker *worker, dlrs_run *run)
         if (claim_of_epoch_locked(epoch, run)) {
             pool->asked_first = epoch->next;
             worker->at = *run;
-            wake_worker_locked(pool);
+            wake_workers_locked(pool);
             return true;
         }
         epoch = epoch->next;
@@ -553,6 +589,7 @@ static bool worker_wait(dlrs_worker *worker)
             worker->waited_ns = dlrs_averaged(worker->waited_ns, dlrs_now_ns() - began_ns);
         pool->coming++;
         begin_turn_locked(worker);
+        wake_workers_locked(pool);
     }
     pthread_mutex_unlock(&pool->lock);
     if (has_parked)
@@ -725,7 +762,7 @@ void dlrs_worker_leave_lane(dlrs_worker *worker, const dlrs_run *run, bool ended
     epoch->lanes_ended += ended;
     if (all_ended || epoch->lanes_ended == epoch->num_lanes)
         epoch->batches_offered = epoch->ring.claimed;
-    wake_worker_locked(pool);
+    wake_workers_locked(pool);
     pthread_mutex_unlock(&pool->lock);
 }
 
@@ -954,7 +991,7 @@ static void offered_locked(dlrs_epoch *epoch)
 {
     if (epoch->ring.claimed == 0)
         epoch->pool->lingers_until_ns = 0; /* the first batches of an epoch are always fetched ahead */
-    wake_worker_locked(epoch->pool);
+    wake_workers_locked(epoch->pool);
 }
 
 void dlrs_epoch_offer(dlrs_epoch *epoch, uint64_t num_items, bool last)
@@ -1046,7 +1083,7 @@ dlrs_status dlrs_epoch_take(dlrs_epoch *epoch, void **outcome, uint64_t *batch)
     dlrs_ring_release_head(&epoch->ring);
     head_changed_locked(epoch);
     if (!takes_turns_locked(pool) || pool->awake > 0) {
-        wake_worker_locked(pool);
+        wake_workers_locked(pool);
     } else if (was_full && !pool->spinning && pool->lingering == 0) {
         pool->lingers_until_ns = dlrs_now_ns() + LINGER_NS;
         signal_worker_locked(pool);
@@ -1135,7 +1172,7 @@ dlrs_status dlrs_epoch_wait(dlrs_epoch *epoch, uint64_t timeout_ns)
     pthread_mutex_lock(&pool->lock);
     part_from_earlier_locked(epoch); /* whose consumer may have stopped taking, and who waits here is in earnest */
     pool->hungry++;
-    wake_worker_locked(pool);
+    wake_workers_locked(pool);
     bool turn = takes_turns_locked(pool);
     uint64_t spin_ns = is_cheap_locked(pool) ? SPIN_CHEAP_NS : SPIN_NS;
     if (may_spin_locked(pool) && is_worth_spinning(epoch->waited_ns, spin_ns)) {
@@ -1211,7 +1248,7 @@ void dlrs_epoch_cancel(dlrs_epoch *epoch)
         part_from_earlier_locked(epoch);
         if (epoch->before != NULL)
             part_from_earlier_locked(epoch->before);
-        wake_worker_locked(pool);
+        wake_workers_locked(pool);
         epoch->first_unstarted = NULL;
         for (uint64_t n = epoch->ring.taken; n < epoch->ring.claimed; n++)
             epoch->ring.slots[n % epoch->ring.size]->closed = true;
