@@ -2,19 +2,29 @@
  *
  * What a trial costs. Where more workers are faster, the two segments with fewer of them lose a few milliseconds. So
  * the next trial of that kind is put off for twice as long, and for longer where runs are long. Runs that are too long
- * for that are left alone: what they wait for is rarely another worker. */
+ * for that are left alone: what they wait for is rarely another worker. More workers are not tried while those who are
+ * awake leave no processor idle. */
 #include "_pace.h"
 
 #include <stddef.h>
 
 #define MS 1000000ull
 
-enum { SEGMENTS = 4, DISTURBANCES = 3 /* of one segment */, ENOUGH_REPORTS = 8, WORTH = 30 };
+enum {
+    SEGMENTS = 4,
+    DISTURBANCES = 3, /* of one segment */
+    ENOUGH_REPORTS = 8,
+    ENOUGH_TELLS = 2, /* a worker */
+    WORTH = 30,       /* a trial with fewer workers, of so many times as long without one */
+    WORTH_FIRST = 10, /* and the first */
+};
 
 static const uint64_t SEGMENT_NS = 8 * MS;
 static const uint64_t SEGMENT_MOST_NS = 200 * MS; /* a segment or a settling that takes longer says nothing */
 static const uint64_t COMING_NS = 2 * MS;         /* by then a worker that was woken is there */
+static const uint64_t TOLD_NS = 20000;            /* how busy a worker is, of runs that take so long or longer */
 static const uint64_t FIRST_TRIAL_NS = 15 * MS;   /* of steady work, before the first trial */
+static const uint64_t FIRST_MOST_NS = 1000 * MS;  /* nor does the first with fewer workers wait longer */
 static const uint64_t PERIOD_NS = 400 * MS;       /* from one trial to the next, which goes the other way */
 static const uint64_t SOON_NS = 40 * MS;          /* the same after a success */
 static const uint64_t STALL_HOLD_NS = 1000 * MS;
@@ -23,10 +33,18 @@ static const uint64_t STALL_HOLD_MOST_NS = 64000 * MS;
  * processors are free for others, and a step on the way to fewer still may be level ground. */
 static const double ENOUGH_MORE = 1.03;
 static const double ENOUGH_FEWER = 0.985;
+static const double MUCH_SLOWER = 0.75; /* a candidate that looks so bad after half of its trial is not tried on */
 static const double WAITING = 0.5;   /* processors: workers that keep less than that busy all together mostly wait */
 static const double WORKING = 0.8;   /* and only if they keep as much busy is it tried whether fewer are faster */
 static const double SATURATED = 0.8; /* of the processors that there are */
 static const double SIDE_BY_SIDE = 0.7; /* of the processors that the workers could use */
+static const double FULL = 0.9;       /* of the processors that there are: more workers have nothing to run on */
+static const double AS_BUSY = 0.85;   /* as the crowd was, are those who are left when it was thinned */
+
+static uint64_t min_u64(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
 
 static uint64_t max_u64(uint64_t a, uint64_t b)
 {
@@ -71,6 +89,12 @@ static void begin_step(dlrs_pace *pace, uint64_t now_ns)
         begin_segment(pace, now_ns);
 }
 
+static void forget_tells(dlrs_pace *pace)
+{
+    pace->timed_ns = pace->tells = 0;
+    pace->all_busy_ns = 0;
+}
+
 /* Do the workers, all together, keep so many processors busy? True if that is not known. */
 static bool are_busy(const dlrs_pace *pace, double processors)
 {
@@ -99,16 +123,91 @@ static bool are_rare(const dlrs_pace *pace, unsigned awake)
     return (double)pace->reported_ns * periods >= (double)SEGMENT_MOST_NS * (double)pace->reports;
 }
 
-static void begin_trial(dlrs_pace *pace, uint64_t now_ns)
+/* Without a lock that they share workers are seldom faster when they are fewer, so to try that waits until it costs
+ * little of what was done. */
+static uint64_t first_trial_with_fewer(const dlrs_pace *pace, uint64_t now_ns)
 {
-    /* How many processors workers that do not wait can use at once. */
-    unsigned usable = pace->exclusive ? 1 : pace->num_processors;
-    bool saturated = are_busy(pace, SATURATED * usable);
-    bool up = pace->best == 1 || (pace->upwards && pace->best < pace->most);
-    if (!up)
-        pace->candidate = saturated && pace->best > pace->num_processors ? pace->num_processors : pace->best / 2;
-    else
-        pace->candidate = pace->best > pace->most / 2 ? pace->most : pace->best * 2;
+    uint64_t run_ns = pace->reported_ns / pace->reports;
+    return pace->exclusive ? now_ns : now_ns + min_u64(run_ns * ENOUGH_REPORTS * WORTH_FIRST, FIRST_MOST_NS);
+}
+
+/* Have workers who may be a crowd not told yet how busy they are? They do if their runs are not cheap. */
+static bool tells_will_come(const dlrs_pace *pace)
+{
+    return pace->timed_ns == 0 && pace->best > pace->num_processors && pace->reported_ns >= pace->reports * TOLD_NS;
+}
+
+/* Are there more workers than processors, and busy enough to use up what they can? */
+static bool are_crowd(const dlrs_pace *pace)
+{
+    unsigned usable = pace->exclusive ? 1 : pace->num_processors; /* by workers that do not wait */
+    return pace->best > pace->num_processors && pace->timed_ns > 0 && are_busy(pace, SATURATED * usable);
+}
+
+/* Fewer workers were tried for so long, and in vain. */
+static void put_off_fewer(dlrs_pace *pace, uint64_t spent_ns, uint64_t now_ns)
+{
+    pace->fewer_due_ns = pace->thinning_due_ns = now_ns + max_u64(2 * PERIOD_NS, spent_ns * WORTH);
+}
+
+static void begin_thinning(dlrs_pace *pace, uint64_t now_ns)
+{
+    double busy = pace->all_busy_ns / (double)pace->timed_ns;
+    pace->crowd = pace->best;
+    pace->crowd_busy = busy < pace->num_processors ? busy : pace->num_processors;
+    pace->best = pace->limit = pace->num_processors;
+    pace->since_ns = now_ns;
+}
+
+static void end_thinning(dlrs_pace *pace, bool in_vain, uint64_t now_ns)
+{
+    uint64_t spent_ns = now_ns > pace->since_ns ? now_ns - pace->since_ns : 0;
+    if (in_vain) {
+        pace->best = pace->crowd;
+        put_off_fewer(pace, spent_ns, now_ns);
+    }
+    pace->thinned_in_vain = in_vain;
+    pace->crowd = 0;
+    forget_tells(pace);
+    end_trial(pace, now_ns + PERIOD_NS);
+}
+
+/* Those who are left of a crowd are as busy as it was, or not, or it is too early to say. */
+static void look_at_thinned(dlrs_pace *pace, uint64_t now_ns, unsigned awake)
+{
+    if (awake > pace->limit) {
+        forget_tells(pace); /* the others have not all gone yet */
+        pace->since_ns = now_ns;
+    } else if (pace->tells >= ENOUGH_TELLS * pace->limit) {
+        end_thinning(pace, !are_busy(pace, AS_BUSY * pace->crowd_busy), now_ns);
+    }
+}
+
+/* How many workers the next trial is with, or 0 if none can tell anything at this time. */
+static unsigned next_candidate(const dlrs_pace *pace, uint64_t now_ns)
+{
+    bool is_full = pace->timed_ns > 0 && are_busy(pace, FULL * pace->num_processors);
+    bool may_go_up = pace->best < pace->most && !is_full;
+    bool may_go_down = pace->best > 1 && now_ns >= pace->fewer_due_ns;
+    if (may_go_up && (pace->upwards || !may_go_down))
+        return pace->best > pace->most / 2 ? pace->most : pace->best * 2;
+    if (!may_go_down)
+        return 0;
+    return are_crowd(pace) ? pace->num_processors : pace->best / 2;
+}
+
+/* When there may be a candidate where there is none now. */
+static uint64_t next_look(const dlrs_pace *pace, uint64_t now_ns)
+{
+    uint64_t look_ns = now_ns + PERIOD_NS;
+    return now_ns < pace->fewer_due_ns ? min_u64(look_ns, pace->fewer_due_ns) : look_ns;
+}
+
+static void begin_trial(dlrs_pace *pace, unsigned candidate, uint64_t now_ns)
+{
+    pace->candidate = candidate;
+    if (candidate < pace->best)
+        pace->thinned_in_vain = false;
     pace->rates[0] = pace->rates[1] = 0;
     pace->candidate_ns = 0;
     pace->step = 0;
@@ -124,11 +223,10 @@ static void decide(dlrs_pace *pace, uint64_t now_ns)
         end_trial(pace, now_ns + SOON_NS);
         return;
     }
-    uint64_t wait_ns = PERIOD_NS;
-    if (!was_up && pace->best == pace->most)
-        wait_ns = max_u64(2 * PERIOD_NS, pace->candidate_ns * WORTH);
+    if (!was_up)
+        put_off_fewer(pace, pace->candidate_ns, now_ns);
     pace->upwards = !was_up;
-    end_trial(pace, now_ns + wait_ns);
+    end_trial(pace, now_ns + PERIOD_NS);
 }
 
 static void add_report(dlrs_pace *pace, dlrs_pace_worker *worker, uint64_t items, uint64_t now_ns)
@@ -143,15 +241,16 @@ static void add_report(dlrs_pace *pace, dlrs_pace_worker *worker, uint64_t items
     pace->items += items;
 }
 
-/* Items per ns of all workers in this segment. Each is, on average, half done with what it will report next. */
+/* Items per ns of all workers in this segment. Each is, on average, half done with what it will report next. Times are
+ * added up before they divide: a worker whose first report has just come would say anything by itself. */
 static double segment_rate(const dlrs_pace *pace, uint64_t now_ns)
 {
-    double rate = 0, items_per_report = (double)pace->items / (double)pace->reports;
+    double workers = 0, spent_ns = 0, items_per_report = (double)pace->items / (double)pace->reports;
     for (const dlrs_pace_worker *worker = pace->reporting; worker != NULL; worker = worker->next) {
-        if (now_ns > worker->first_ns)
-            rate += ((double)worker->items + items_per_report / 2) / (double)(now_ns - worker->first_ns);
+        workers++;
+        spent_ns += now_ns > worker->first_ns ? (double)(now_ns - worker->first_ns) : 0;
     }
-    return rate;
+    return spent_ns > 0 ? workers * ((double)pace->items + workers * items_per_report / 2) / spent_ns : 0;
 }
 
 static void end_segment(dlrs_pace *pace, uint64_t now_ns)
@@ -159,7 +258,8 @@ static void end_segment(dlrs_pace *pace, uint64_t now_ns)
     pace->rates[pace->step % 2] += segment_rate(pace, now_ns);
     if (pace->step % 2 == 1)
         pace->candidate_ns += now_ns - pace->since_ns;
-    if (++pace->step == SEGMENTS)
+    bool is_hopeless = pace->step == 1 && pace->rates[1] < pace->rates[0] * MUCH_SLOWER;
+    if (++pace->step == SEGMENTS || is_hopeless)
         decide(pace, now_ns);
     else
         begin_step(pace, now_ns);
@@ -172,19 +272,34 @@ void dlrs_pace_report(dlrs_pace *pace, dlrs_pace_worker *worker, uint64_t items,
         return;
     if (pace->trial_due_ns == 0)
         pace->trial_due_ns = now_ns + FIRST_TRIAL_NS;
+    if (pace->crowd > 0) {
+        look_at_thinned(pace, now_ns, awake);
+        return;
+    }
     if (pace->step < 0) {
         pace->reports++;
         pace->reported_ns += elapsed_ns;
         if (now_ns < pace->trial_due_ns || dlrs_pace_is_stalled(pace, now_ns))
             return;
-        if (!are_busy(pace, WAITING))
+        if (pace->timed_ns > 0)
+            pace->is_waiting = !are_busy(pace, WAITING);
+        if (pace->is_waiting)
             pace->best = pace->most;
-        if (are_rare(pace, awake) || !are_busy(pace, WORKING) || run_side_by_side(pace))
+        if (pace->fewer_due_ns == 0)
+            pace->fewer_due_ns = first_trial_with_fewer(pace, now_ns);
+        unsigned candidate = next_candidate(pace, now_ns);
+        if (tells_will_come(pace))
+            end_trial(pace, now_ns + FIRST_TRIAL_NS);
+        else if (are_crowd(pace) && !pace->thinned_in_vain && now_ns >= pace->thinning_due_ns)
+            begin_thinning(pace, now_ns);
+        else if (are_rare(pace, awake) || !are_busy(pace, WORKING) || run_side_by_side(pace))
             end_trial(pace, now_ns + (pace->timed_ns == 0 ? FIRST_TRIAL_NS : PERIOD_NS));
+        else if (candidate == 0)
+            end_trial(pace, next_look(pace, now_ns));
         else
-            begin_trial(pace, now_ns);
-        pace->timed_ns = pace->reported_ns = pace->reports = 0;
-        pace->all_busy_ns = 0;
+            begin_trial(pace, candidate, now_ns);
+        forget_tells(pace);
+        pace->reported_ns = pace->reports = 0;
         return;
     }
     if (pace->since_ns == 0)
@@ -205,8 +320,11 @@ void dlrs_pace_report(dlrs_pace *pace, dlrs_pace_worker *worker, uint64_t items,
         end_trial(pace, now_ns + PERIOD_NS);
 }
 
-void dlrs_pace_tell_busy(dlrs_pace *pace, uint64_t elapsed_ns, uint64_t busy_ns, unsigned awake)
+void dlrs_pace_tell_busy(dlrs_pace *pace, uint64_t elapsed_ns, uint64_t busy_ns, uint64_t now_ns, unsigned awake)
 {
+    if (pace->crowd > 0 && now_ns - elapsed_ns < pace->since_ns)
+        return; /* it began in the crowd */
+    pace->tells++;
     pace->timed_ns += elapsed_ns;
     pace->all_busy_ns += (double)busy_ns * awake;
 }
@@ -229,8 +347,14 @@ void dlrs_pace_stall(dlrs_pace *pace, uint64_t now_ns)
     else if (pace->stall_hold_ns < STALL_HOLD_MOST_NS)
         pace->stall_hold_ns *= 2;
     pace->best = pace->most;
+    pace->crowd = 0;
     pace->stalled_until_ns = now_ns + pace->stall_hold_ns;
     end_trial(pace, pace->stalled_until_ns);
+}
+
+bool dlrs_pace_is_waiting(const dlrs_pace *pace)
+{
+    return pace->is_waiting;
 }
 
 bool dlrs_pace_is_stalled(const dlrs_pace *pace, uint64_t now_ns)

@@ -9,6 +9,10 @@
  * each worker finishes from its first report to the end of the segment, so that it does not matter where in its work a
  * worker was when the segment began, and a worker does not seem fast because it has the lock just then.
  *
+ * More workers than processors that keep them all busy are a crowd, and need no trial: it is thinned to as many as there
+ * are processors, and stays so if these are as busy then. If they are not, items wait for something, too, and all of the
+ * crowd are let go again.
+ *
  * This half is plain arithmetic on reports and times: no threads, no clock, no locks. Every function here is called
  * with the lock of the pool held. */
 #ifndef DLRS_PACE_H
@@ -43,7 +47,14 @@ typedef struct dlrs_pace {
     uint64_t reported_ns; /* without a trial: how long they took */
     uint64_t candidate_ns; /* spent with the candidate in this trial */
     uint64_t trial_due_ns; /* 0 before the first report */
-    uint64_t timed_ns;  /* since the last trial: the time that workers told about */
+    uint64_t fewer_due_ns; /* nor is it tried before then whether fewer are faster */
+    uint64_t thinning_due_ns; /* nor is a crowd thinned before then */
+    unsigned crowd;        /* while it is thinned: how many they were; else 0 */
+    double crowd_busy;     /* processors that they kept busy */
+    bool thinned_in_vain;  /* the last time, and no trial with fewer came since */
+    bool is_waiting;       /* the workers were mostly waiting when it was looked last */
+    unsigned tells;     /* since the last trial */
+    uint64_t timed_ns;  /* the time that workers told about then */
     double all_busy_ns; /* and how long all who were awake were run in it, if they were like the one who told */
     uint64_t stalled_until_ns;
     uint64_t stall_hold_ns; /* how long the next stall keeps the pace from trying */
@@ -58,9 +69,9 @@ void dlrs_pace_init(dlrs_pace *pace, unsigned most, unsigned num_processors, boo
 void dlrs_pace_report(dlrs_pace *pace, dlrs_pace_worker *worker, uint64_t items, uint64_t elapsed_ns, uint64_t now_ns,
                       unsigned awake);
 
-/* A worker tells that in `elapsed_ns` a processor ran it for `busy_ns`; now and then is enough. Workers that mostly
+/* A worker tells that in the last `elapsed_ns` a processor ran it for `busy_ns`; now and then is enough. Workers that mostly
  * wait, for a disk or a network, are never tried with fewer of them. */
-void dlrs_pace_tell_busy(dlrs_pace *pace, uint64_t elapsed_ns, uint64_t busy_ns, unsigned awake);
+void dlrs_pace_tell_busy(dlrs_pace *pace, uint64_t elapsed_ns, uint64_t busy_ns, uint64_t now_ns, unsigned awake);
 
 /* The work changes its kind, or begins after a while: the segment that is measured begins anew, and where epochs are
  * too short for one, the trial is given up. */
@@ -69,6 +80,9 @@ void dlrs_pace_disturb(dlrs_pace *pace, uint64_t now_ns);
 /* Nothing was finished for so long that items may be waiting for each other: all workers may be awake, and no trial
  * takes that back for a second; for twice as long, up to about a minute, with each stall that follows soon after. */
 void dlrs_pace_stall(dlrs_pace *pace, uint64_t now_ns);
+
+/* Do workers mostly wait for something that is not here, a disk or a network? False if that is not known. */
+bool dlrs_pace_is_waiting(const dlrs_pace *pace);
 
 /* Was there a stall, whose time is not over yet? */
 bool dlrs_pace_is_stalled(const dlrs_pace *pace, uint64_t now_ns);

@@ -42,6 +42,21 @@ static inline uint64_t dlrs_thread_busy_ns(void)
     return (uint64_t)busy.tv_sec * DLRS_NS_PER_S + (uint64_t)busy.tv_nsec;
 }
 
+/* The same of another thread, which has not ended; 0 where the system does not tell. */
+static inline uint64_t dlrs_busy_of_thread_ns(pthread_t thread)
+{
+#ifdef __APPLE__
+    (void)thread;
+    return 0;
+#else
+    clockid_t clock;
+    struct timespec busy;
+    if (pthread_getcpuclockid(thread, &clock) != 0 || clock_gettime(clock, &busy) != 0)
+        return 0;
+    return (uint64_t)busy.tv_sec * DLRS_NS_PER_S + (uint64_t)busy.tv_nsec;
+#endif
+}
+
 static inline int dlrs_cond_init(pthread_cond_t *cond)
 {
 #ifdef __APPLE__

@@ -15,7 +15,8 @@
  *
  * Who is awake. A worker is awake from when it has found something to claim until it is back, detached, having found
  * nothing. The pace (_pace.h) says how many may be; the others stay parked though there is work. Items may wait for
- * each other, so one of those who stay watches, and lets all of them go when nothing gets finished for STALL_NS.
+ * each other, so one of those who stay watches, and when nothing gets finished for STALL_NS lets all of them go. Where
+ * items compute all the while they are more likely just long, and one worker more goes.
  *
  * NOTE [ cheap runs ] Where only one thread can be attached at a time, workers and the consumer take turns, and a turn
  * costs more than a cheap run. So for as long as runs are cheap a turn is made long: one worker fills the whole window
@@ -52,6 +53,7 @@ enum {
     PATIENCE_NS = 300000, /* how long a consumer whose batch is ready lets a worker go on with cheap runs */
     LINGER_NS = 1000000,  /* how long a worker leaves room for cheap runs alone if no consumer waits */
     STALL_NS = 5000000,   /* nothing finished for so long may mean that items wait for each other */
+    COMPUTING_NS = 1000000, /* or that they take long, if those who are awake computed for so much of it */
 
     TELL_NS = 2000000, /* a worker tells every so often how busy it is */
 
@@ -68,6 +70,7 @@ struct dlrs_worker {
     char name[40];
 
     /* The worker's own. */
+    pthread_t thread;        /* read by others, under `pool->lock`, while it is awake */
     void *thread_context;    /* what the `enter` hook returned */
     dlrs_stopwatch watch;
     uint64_t told_ns;        /* when it last told the pace how busy it is; 0 while it has not yet */
@@ -76,6 +79,7 @@ struct dlrs_worker {
 
     /* Guarded by `pool->lock`. */
     bool is_awake;
+    uint64_t seen_busy_ns;   /* how long processors had run it when one last looked; 0 if it was not awake */
     dlrs_run at; /* its run, but for the slot; the epoch is NULL while it has none */
     dlrs_pace_worker pace;
 };
@@ -150,6 +154,7 @@ struct dlrs_pool {
     unsigned hungry;  /* consumers that are inside dlrs_epoch_wait */
     bool spinning;    /* one of the workers looks for a change of `calls` instead of waiting for `work_ready` */
     bool watched;     /* one of the workers that are parked looks whether anything gets finished */
+    unsigned extra;   /* workers that came beyond the limit, or are about to, since items take long */
     dlrs_pace pace;
     uint64_t run_ns;          /* how long a run takes, a moving average; 0 before the first is done */
     uint64_t last_report_ns;
@@ -264,6 +269,18 @@ static bool takes_turns_locked(const dlrs_pool *pool)
 static unsigned limit_locked(const dlrs_pool *pool)
 {
     return takes_turns_locked(pool) ? 1 : pool->pace.limit;
+}
+
+/* How many of those who are awake came within the limit. */
+static unsigned paced_locked(const dlrs_pool *pool)
+{
+    return pool->awake > pool->extra ? pool->awake - pool->extra : 1;
+}
+
+/* May one more come? */
+static bool may_come_locked(const dlrs_pool *pool)
+{
+    return pool->awake < limit_locked(pool) + pool->extra;
 }
 
 static bool is_ready(const dlrs_epoch *epoch)
@@ -418,7 +435,7 @@ static void wake_workers_locked(dlrs_pool *pool)
     if (!pool->spinning && pool->parked <= pool->waking)
         return;
     if (pool->coming == 0 && claimable_locked(pool)) {
-        if (pool->awake >= limit_locked(pool)) {
+        if (!may_come_locked(pool)) {
             if (!pool->watched)
                 signal_worker_locked(pool);
         } else if (pool->spinning) {
@@ -427,7 +444,7 @@ static void wake_workers_locked(dlrs_pool *pool)
             signal_worker_locked(pool);
         }
     }
-    if (pool->run_ns >= CHEAP_NS && pool->awake + pool->waking < limit_locked(pool)
+    if (pool->run_ns >= CHEAP_NS && pool->awake + pool->waking < limit_locked(pool) + pool->extra
         && are_too_few_coming_locked(pool))
         signal_worker_locked(pool);
 }
@@ -511,6 +528,20 @@ static bool park_locked(dlrs_pool *pool, uint64_t deadline_ns, bool lingers)
     return deadline_ns != 0 && dlrs_now_ns() >= deadline_ns;
 }
 
+/* How long processors have run workers that were awake at the last call and still are, since then. */
+static uint64_t computed_locked(dlrs_pool *pool)
+{
+    uint64_t computed_ns = 0;
+    for (unsigned i = 0; i < pool->num_threads; i++) {
+        dlrs_worker *worker = &pool->workers[i];
+        uint64_t before_ns = worker->seen_busy_ns;
+        worker->seen_busy_ns = worker->is_awake ? dlrs_busy_of_thread_ns(worker->thread) : 0;
+        if (before_ns != 0 && worker->seen_busy_ns > before_ns)
+            computed_ns += worker->seen_busy_ns - before_ns;
+    }
+    return computed_ns;
+}
+
 /* Items may be waiting for each other. */
 static void let_all_go_locked(dlrs_pool *pool)
 {
@@ -519,15 +550,20 @@ static void let_all_go_locked(dlrs_pool *pool)
     tell_consumers_locked(pool);
 }
 
-/* Stay parked, and see that something gets finished by those who are awake; else let everybody go. */
+/* Stay parked, and see that something gets finished by those who are awake; else let others go. */
 static void watch_locked(dlrs_pool *pool)
 {
     unsigned seen = atomic_load_explicit(&pool->num_finished, memory_order_relaxed);
+    computed_locked(pool);
     pool->watched = true;
     bool in_vain = park_locked(pool, dlrs_now_ns() + STALL_NS, false)
                    && seen == atomic_load_explicit(&pool->num_finished, memory_order_relaxed);
     pool->watched = false;
-    if (in_vain && pool->awake > 0 && claimable_locked(pool))
+    if (!in_vain || pool->awake == 0 || !claimable_locked(pool))
+        return;
+    if (computed_locked(pool) >= COMPUTING_NS)
+        pool->extra++;
+    else
         let_all_go_locked(pool);
 }
 
@@ -545,6 +581,7 @@ static void end_turn_locked(dlrs_worker *worker)
         return;
     worker->is_awake = false;
     pool->awake--;
+    pool->extra -= pool->extra > 0;
     atomic_store_explicit(&pool->turn_is_over, true, memory_order_release);
     if (takes_turns_locked(pool))
         pool->lingers_until_ns = dlrs_now_ns() + LINGER_NS;
@@ -561,7 +598,7 @@ static bool worker_wait(dlrs_worker *worker)
     end_turn_locked(worker);
     while (!atomic_load_explicit(&pool->stopping, memory_order_relaxed)) {
         bool claimable = claimable_locked(pool);
-        bool is_one_too_many = pool->awake >= limit_locked(pool);
+        bool is_one_too_many = !may_come_locked(pool);
         bool lingers = lingers_locked(pool);
         claims = claimable && !is_one_too_many && !lingers;
         if (claims)
@@ -597,12 +634,22 @@ static bool worker_wait(dlrs_worker *worker)
     return claims;
 }
 
+/* What the worker tells next, of how busy it is, begins now. */
+static void tell_from(dlrs_worker *worker, uint64_t now_ns, uint64_t busy_ns)
+{
+    worker->told_ns = now_ns;
+    worker->told_busy_ns = busy_ns;
+}
+
 /* Claim what worker_wait found, if nobody else has meanwhile. */
 static bool worker_claim(dlrs_worker *worker, dlrs_run *run)
 {
     dlrs_pool *pool = worker->pool;
     worker->told_ns = 0;
-    dlrs_stopwatch_start(&worker->watch, dlrs_now_ns());
+    uint64_t now_ns = dlrs_now_ns();
+    dlrs_stopwatch_start(&worker->watch, now_ns);
+    if (pool->adaptive && (worker->watch.run_ns == 0 || worker->watch.run_ns >= CHEAP_NS))
+        tell_from(worker, now_ns, dlrs_thread_busy_ns());
     pthread_mutex_lock(&pool->lock);
     pool->coming--;
     bool claimed = claim_locked(worker, run);
@@ -619,10 +666,9 @@ static void tell_busy_locked(dlrs_worker *worker, uint64_t now_ns)
         return;
     uint64_t busy_ns = dlrs_thread_busy_ns();
     if (worker->told_ns != 0)
-        dlrs_pace_tell_busy(&worker->pool->pace, now_ns - worker->told_ns, busy_ns - worker->told_busy_ns,
+        dlrs_pace_tell_busy(&worker->pool->pace, now_ns - worker->told_ns, busy_ns - worker->told_busy_ns, now_ns,
                             worker->pool->awake);
-    worker->told_ns = now_ns;
-    worker->told_busy_ns = busy_ns;
+    tell_from(worker, now_ns, busy_ns);
 }
 
 /* Tell the pace of the runs that are finished and not timed yet. */
@@ -639,7 +685,7 @@ static void report_runs_locked(dlrs_worker *worker, uint64_t now_ns)
     } else if (pool->adaptive) {
         tell_busy_locked(worker, now_ns);
         dlrs_pace_report(&pool->pace, &worker->pace, worker->watch.items, now_ns - worker->watch.began_ns, now_ns,
-                         pool->awake);
+                         paced_locked(pool));
     }
     dlrs_stopwatch_begin(&worker->watch, now_ns);
     if (took_turns && !takes_turns_locked(pool))
@@ -706,6 +752,7 @@ static void *worker_main(void *argument)
     dlrs_pool *pool = worker->pool;
     dlrs_run run;
 
+    worker->thread = pthread_self();
     dlrs_name_thread(worker->name);
     /* The thread was born with signals blocked. They are let in while it works, because child processes that the
      * work starts inherit the mask, and blocked again while it is parked and when it is about to end. */
@@ -1191,14 +1238,16 @@ dlrs_status dlrs_epoch_wait(dlrs_epoch *epoch, uint64_t timeout_ns)
     } else if (status == DLRS_OK) {
         status = DLRS_NOT_READY;
         /* glibc before 2.41 may lose a signal (its bug 25847): here is the time to send it again. */
-        if (claimable_locked(pool) && (pool->awake < limit_locked(pool) || !pool->watched)) {
+        if (claimable_locked(pool) && (may_come_locked(pool) || !pool->watched)) {
             pool->waking = pool->parked;
             pthread_cond_broadcast(&pool->work_ready);
         }
     }
     bool busy = pool->awake > 0;
+    /* Workers that mostly wait leave the interpreter free, and would all stand aside at once. */
+    bool asks = pool->exclusive && !dlrs_pace_is_waiting(&pool->pace);
     pthread_mutex_unlock(&pool->lock);
-    if (status == DLRS_OK && pool->exclusive)
+    if (status == DLRS_OK && asks)
         ask_at_gate(epoch, busy);
     return status;
 }

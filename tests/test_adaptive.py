@@ -49,6 +49,25 @@ class Crowd:
         return index
 
 
+class ImpatientCrowd(Crowd):
+    """The same, but they keep looking whether the others are there, which is computing."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.lock = threading.Lock()
+        self.arrived = 0
+
+    def __call__(self, index: int) -> int:
+        with self.lock:
+            self.arrived += 1
+            all_there = -(-self.arrived // self.size) * self.size
+        end = time.perf_counter() + LIMIT
+        while self.arrived < all_there and time.perf_counter() < end:
+            pass
+        assert self.arrived >= all_there, "the others did not come"
+        return index
+
+
 class Meetings:
     """Counts the items, and how many of them were begun while another one was under way."""
 
@@ -90,17 +109,18 @@ def wait(meetings: Meetings) -> None:
 # ---- items that wait for each other ----
 
 
+@pytest.mark.parametrize("crowd", [Crowd, ImpatientCrowd])
 @pytest.mark.parametrize("adaptive", [True, False])
 @pytest.mark.parametrize(("num_workers", "items_in_parallel"), [(2, 1), (4, 1), (1, 3), (2, 2)])
-def test_items_that_wait_for_each_other_do_not_hang(num_workers, items_in_parallel, adaptive):
+def test_items_that_wait_for_each_other_do_not_hang(num_workers, items_in_parallel, adaptive, crowd):
     """A barrier of all workers inside ``__getitem__`` is passed, also when most of them were parked just before."""
     num_threads = num_workers * items_in_parallel
-    dataset = Switchable(num_threads * 40)
+    dataset = Switchable(num_threads * (40 if crowd is Crowd else 10))
     loader = PyDataloader(dataset, items_in_parallel, num_workers=num_workers, items_in_parallel=items_in_parallel,
                           adaptive=adaptive)
     exhaust(loader)
     for _ in range(3):
-        dataset.fetch = Crowd(num_threads)
+        dataset.fetch = crowd(num_threads)
         assert [index for batch in loader for index in batch] == list(range(len(dataset)))
         dataset.fetch = lambda index: index  # cheap: one worker is enough
         exhaust(loader)

@@ -62,6 +62,8 @@ static void counting_free(void *block)
     free(block);
 }
 
+static bool workers_compute;
+
 static int no_sigmask(sigset_t *before)
 {
     if (before != NULL)
@@ -80,6 +82,7 @@ static uint64_t deadline_after(uint64_t timeout_ns)
 #define dlrs_now_ns schedule_now
 #define dlrs_deadline_after deadline_after
 #define dlrs_thread_busy_ns() clock_ns
+#define dlrs_busy_of_thread_ns(thread) ((void)(thread), workers_compute ? clock_ns : 0)
 #define dlrs_cond_init(cond) schedule_init_cond(cond)
 #define dlrs_cond_wait_until(cond, lock, until_ns) schedule_wait_until(cond, lock, until_ns, __func__)
 #define dlrs_mutex_init(lock) schedule_init_mutex(lock)
@@ -158,6 +161,7 @@ typedef struct scenario {
     bool exits;             /* or the process */
     bool exclusive;
     bool adaptive;
+    bool computes;          /* workers are run all the time, also while nothing gets finished */
 } scenario;
 
 typedef struct job {
@@ -638,6 +642,7 @@ static uint64_t explore(const scenario *s)
     uint64_t runs = 0;
     now = s;
     usable_processors = s->processors > 0 ? s->processors : 1;
+    workers_compute = s->computes;
     schedule_timeouts = s->timeouts;
     schedule_bound = 0;
     num_choices = 0;
@@ -730,6 +735,9 @@ static const scenario scenarios[] = {
      .exclusive = true, .adaptive = true, USUAL},
     {"the same, looking around", 2, TIMEOUTS_LAST, .workers = 1, .processors = 8, EPOCH(1, 2, 2, 1), .num_items = 3,
      .run_ns = 100, .exclusive = true, .adaptive = true, USUAL},
+    {"in turns, and computing", 1, TIMEOUTS_ANYTIME, .workers = 2, EPOCH(1, 2, 2, 1), .num_items = 3, .run_ns = 100,
+     .exclusive = true, .adaptive = true, .computes = true, USUAL},
+    {"item by item, each takes long", 1, .workers = 3, EPOCH(3, 2, 1, 3), .num_items = 6, .run_ns = 100000, USUAL},
 };
 
 static unsigned bound_of(const scenario *s)

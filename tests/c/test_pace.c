@@ -49,7 +49,8 @@ typedef struct workers {
     unsigned num_awake;
     dlrs_pace_worker pace_of[MOST_WORKERS];
     uint64_t items;
-    double busy; /* share of its time that a worker is run */
+    double busy; /* share of its time that a worker is run, if it has a processor */
+    unsigned processors; /* that they share; 0: as many as there are workers */
     double mean_limit; /* over the last call of work() */
     uint64_t random;
 } workers;
@@ -99,7 +100,9 @@ static double work(workers *w, cost_fn *cost, uint64_t duration)
         w->now = w->ends[first];
         w->items++;
         uint64_t elapsed = w->now - w->began[first];
-        dlrs_pace_tell_busy(&w->pace, elapsed, (uint64_t)((double)elapsed * w->busy), w->num_awake);
+        double busy = w->busy, share = w->processors == 0 ? 1 : (double)w->processors / w->num_awake;
+        busy = busy < share ? busy : share;
+        dlrs_pace_tell_busy(&w->pace, elapsed, (uint64_t)((double)elapsed * busy), w->now, w->num_awake);
         dlrs_pace_report(&w->pace, &w->pace_of[first], 1, w->now - w->began[first], w->now, w->num_awake);
         CHECK(w->pace.limit >= 1 && w->pace.limit <= w->num);
         if (w->num_awake > w->pace.limit) {
@@ -190,6 +193,61 @@ static void test_more_workers_than_processors_are_tried_with_fewer_of_them(void)
         work(&w, on_two_cores, SECOND);
         CHECK(w.pace.best == 2);
     }
+}
+
+/* 20 ms of computing, each. */
+static uint64_t long_on_two_cores(unsigned awake)
+{
+    return 20 * MS * (awake <= 2 ? 2 : awake) / 2;
+}
+
+static void test_a_crowd_is_thinned_within_a_few_runs(void)
+{
+    for (unsigned exclusive = 0; exclusive < 2; exclusive++) {
+        workers w;
+        workers_init(&w, 8);
+        dlrs_pace_init(&w.pace, 8, 2, exclusive);
+        w.processors = 2;
+        work(&w, long_on_two_cores, 350 * MS);
+        CHECK(w.pace.best == 2 && w.pace.crowd == 0);
+        work(&w, long_on_two_cores, 10 * SECOND);
+        CHECK(w.mean_limit <= 2 && w.mean_limit > 1.95);
+    }
+}
+
+/* 2 ms of computing and 6 ms of waiting, each. */
+static uint64_t waiting_between(unsigned awake)
+{
+    return awake <= 8 ? 8 * MS : awake * MS;
+}
+
+static void test_a_crowd_that_also_waits_is_let_go_again(void)
+{
+    workers w;
+    workers_init(&w, 8);
+    w.processors = 2;
+    w.busy = 0.25;
+    CHECK(work(&w, waiting_between, 20 * SECOND) > 0.97 * ideal(waiting_between, 8));
+    CHECK(w.pace.best == 8);
+    workers_init(&w, 8);
+    w.processors = 2;
+    work(&w, long_on_two_cores, SECOND);
+    CHECK_EQUAL(w.pace.best, 2);
+    w.busy = 0.25; /* the work changes */
+    work(&w, waiting_between, 2 * SECOND);
+    CHECK(work(&w, waiting_between, 5 * SECOND) > 0.95 * ideal(waiting_between, 8));
+}
+
+static void test_a_stall_ends_the_thinning(void)
+{
+    workers w;
+    workers_init(&w, 8);
+    w.processors = 2;
+    while (w.pace.crowd == 0)
+        work(&w, long_on_two_cores, MS);
+    dlrs_pace_stall(&w.pace, w.now);
+    work(&w, long_on_two_cores, SECOND - 100 * MS);
+    CHECK_EQUAL(w.pace.limit, 8);
 }
 
 static void test_workers_with_a_processor_each_are_not_tried_before_they_tell_how_busy_they_are(void)
@@ -308,6 +366,9 @@ int main(int argc, char **argv)
     RUN(test_parallel_workers_lose_about_a_percent);
     RUN(test_workers_that_run_side_by_side_are_left_alone);
     RUN(test_more_workers_than_processors_are_tried_with_fewer_of_them);
+    RUN(test_a_crowd_is_thinned_within_a_few_runs);
+    RUN(test_a_crowd_that_also_waits_is_let_go_again);
+    RUN(test_a_stall_ends_the_thinning);
     RUN(test_workers_with_a_processor_each_are_not_tried_before_they_tell_how_busy_they_are);
     RUN(test_items_that_wait_are_left_alone);
     RUN(test_too_many_for_the_processors_cost_nothing);
