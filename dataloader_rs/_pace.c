@@ -15,6 +15,7 @@ enum {
     DISTURBANCES = 3, /* of one segment */
     ENOUGH_REPORTS = 8,
     ENOUGH_TELLS = 2, /* a worker */
+    LOOKS_UNTOLD = 4, /* for how busy workers are, before the first of them told it */
     WORTH = 30,       /* a trial with fewer workers, of so many times as long without one */
     WORTH_FIRST = 10, /* and the first */
 };
@@ -37,7 +38,8 @@ static const double MUCH_SLOWER = 0.75; /* a candidate that looks so bad after h
 static const double WAITING = 0.5;   /* processors: workers that keep less than that busy all together mostly wait */
 static const double WORKING = 0.8;   /* and only if they keep as much busy is it tried whether fewer are faster */
 static const double SATURATED = 0.8; /* of the processors that there are */
-static const double SIDE_BY_SIDE = 0.7; /* of the processors that the workers could use */
+static const double SIDE_BY_SIDE = 0.8; /* of the processors that the workers could use */
+static const double CHANGED = 1.5;      /* times as long, a run */
 static const double FULL = 0.9;       /* of the processors that there are: more workers have nothing to run on */
 static const double AS_BUSY = 0.85;   /* as the crowd was, are those who are left when it was thinned */
 
@@ -101,7 +103,7 @@ static bool are_busy(const dlrs_pace *pace, double processors)
     return pace->all_busy_ns >= (double)pace->timed_ns * processors;
 }
 
-/* Workers with a processor each that lose less than a third of their time to waiting for one lock get more done than
+/* Workers with a processor each that lose less than a fifth of their time to waiting for one lock get more done than
  * fewer of them would. Without such a lock they may be run all the time and still hinder each other. True if that is
  * not known. */
 static bool run_side_by_side(const dlrs_pace *pace)
@@ -131,10 +133,17 @@ static uint64_t first_trial_with_fewer(const dlrs_pace *pace, uint64_t now_ns)
     return pace->exclusive ? now_ns : now_ns + min_u64(run_ns * ENOUGH_REPORTS * WORTH_FIRST, FIRST_MOST_NS);
 }
 
-/* Have workers who may be a crowd not told yet how busy they are? They do if their runs are not cheap. */
+static bool are_runs_cheap(const dlrs_pace *pace)
+{
+    return pace->reported_ns < pace->reports * TOLD_NS;
+}
+
+/* Are workers who may be a crowd about to tell how busy they are? They do if their runs are not cheap, and if they do
+ * several before they are out of work. */
 static bool tells_will_come(const dlrs_pace *pace)
 {
-    return pace->timed_ns == 0 && pace->best > pace->num_processors && pace->reported_ns >= pace->reports * TOLD_NS;
+    return pace->timed_ns == 0 && pace->best > pace->num_processors && !are_runs_cheap(pace)
+           && pace->looks_untold < LOOKS_UNTOLD;
 }
 
 /* Are there more workers than processors, and busy enough to use up what they can? */
@@ -148,6 +157,21 @@ static bool are_crowd(const dlrs_pace *pace)
 static void put_off_fewer(dlrs_pace *pace, uint64_t spent_ns, uint64_t now_ns)
 {
     pace->fewer_due_ns = pace->thinning_due_ns = now_ns + max_u64(2 * PERIOD_NS, spent_ns * WORTH);
+    pace->put_off_run_ns = 0;
+}
+
+/* What was found out about fewer workers is of no use once runs take much longer than then, or less long. */
+static void forget_if_changed(dlrs_pace *pace, uint64_t now_ns)
+{
+    double run_ns = (double)pace->reported_ns / (double)pace->reports;
+    if (now_ns >= pace->fewer_due_ns)
+        return;
+    if (pace->put_off_run_ns == 0) {
+        pace->put_off_run_ns = run_ns;
+    } else if (run_ns > pace->put_off_run_ns * CHANGED || run_ns * CHANGED < pace->put_off_run_ns) {
+        pace->fewer_due_ns = pace->thinning_due_ns = now_ns;
+        pace->thinned_in_vain = false;
+    }
 }
 
 static void begin_thinning(dlrs_pace *pace, uint64_t now_ns)
@@ -180,6 +204,8 @@ static void look_at_thinned(dlrs_pace *pace, uint64_t now_ns, unsigned awake)
         pace->since_ns = now_ns;
     } else if (pace->tells >= ENOUGH_TELLS * pace->limit) {
         end_thinning(pace, !are_busy(pace, AS_BUSY * pace->crowd_busy), now_ns);
+    } else if (now_ns > pace->since_ns + SEGMENT_MOST_NS) {
+        end_thinning(pace, false, now_ns); /* the work has changed its kind: trials will tell */
     }
 }
 
@@ -283,6 +309,10 @@ void dlrs_pace_report(dlrs_pace *pace, dlrs_pace_worker *worker, uint64_t items,
             return;
         if (pace->timed_ns > 0)
             pace->is_waiting = !are_busy(pace, WAITING);
+        else if (are_runs_cheap(pace))
+            pace->is_waiting = false; /* nobody tells */
+        pace->looks_untold = pace->timed_ns > 0 ? 0 : pace->looks_untold + (pace->looks_untold < LOOKS_UNTOLD);
+        forget_if_changed(pace, now_ns);
         if (pace->is_waiting)
             pace->best = pace->most;
         if (pace->fewer_due_ns == 0)
@@ -331,6 +361,8 @@ void dlrs_pace_tell_busy(dlrs_pace *pace, uint64_t elapsed_ns, uint64_t busy_ns,
 
 void dlrs_pace_disturb(dlrs_pace *pace, uint64_t now_ns)
 {
+    if (pace->crowd > 0 && now_ns > pace->since_ns + SEGMENT_MOST_NS)
+        end_thinning(pace, false, now_ns);
     if (pace->step < 0)
         return;
     pace->settling = true;

@@ -10,8 +10,8 @@
  * worker was when the segment began, and a worker does not seem fast because it has the lock just then.
  *
  * More workers than processors that keep them all busy are a crowd, and need no trial: it is thinned to as many as there
- * are processors, and stays so if these are as busy then. If they are not, items wait for something, too, and all of the
- * crowd are let go again.
+ * are processors, and stays so if these are as busy then. If they are not, items wait for something, too, and all of
+ * the crowd are let go again.
  *
  * This half is plain arithmetic on reports and times: no threads, no clock, no locks. Every function here is called
  * with the lock of the pool held. */
@@ -52,9 +52,11 @@ typedef struct dlrs_pace {
     unsigned crowd;        /* while it is thinned: how many they were; else 0 */
     double crowd_busy;     /* processors that they kept busy */
     bool thinned_in_vain;  /* the last time, and no trial with fewer came since */
+    double put_off_run_ns; /* what a run took when `fewer_due_ns` was put off; 0: not seen yet */
+    unsigned looks_untold; /* in a row, at how busy workers are, when none had told */
     bool is_waiting;       /* the workers were mostly waiting when it was looked last */
     unsigned tells;     /* since the last trial */
-    uint64_t timed_ns;  /* the time that workers told about then */
+    uint64_t timed_ns;  /* the time that they were about */
     double all_busy_ns; /* and how long all who were awake were run in it, if they were like the one who told */
     uint64_t stalled_until_ns;
     uint64_t stall_hold_ns; /* how long the next stall keeps the pace from trying */
@@ -81,7 +83,7 @@ void dlrs_pace_disturb(dlrs_pace *pace, uint64_t now_ns);
  * takes that back for a second; for twice as long, up to about a minute, with each stall that follows soon after. */
 void dlrs_pace_stall(dlrs_pace *pace, uint64_t now_ns);
 
-/* Do workers mostly wait for something that is not here, a disk or a network? False if that is not known. */
+/* Do workers mostly wait for something that is not here, a disk or a network, as far as they told last? */
 bool dlrs_pace_is_waiting(const dlrs_pace *pace);
 
 /* Was there a stall, whose time is not over yet? */

@@ -11,12 +11,14 @@
  * Waking. A worker parks only under the lock and only after it found nothing to claim. Whatever makes something
  * claimable (an epoch, more items, room in a ring) wakes one parked worker, unless one is already on its way to claim,
  * and whoever claims wakes one more if there is something left to claim. So nothing is ever claimable while everybody
- * parks, and no crowd is woken for one batch.
+ * parks. Beside that, where runs are not cheap, whoever comes or claims wakes one more if fewer are on their way than
+ * could claim: the items of a batch are begun side by side. No crowd is woken for a batch that one worker claims whole.
  *
  * Who is awake. A worker is awake from when it has found something to claim until it is back, detached, having found
  * nothing. The pace (_pace.h) says how many may be; the others stay parked though there is work. Items may wait for
  * each other, so one of those who stay watches, and when nothing gets finished for STALL_NS lets all of them go. Where
- * items compute all the while they are more likely just long, and one worker more goes.
+ * items compute meanwhile they are more likely just long: it waits for as long as a run takes, LONG_STALL_NS at most, and
+ * then lets one more go, and if that is in vain as many more as have gone.
  *
  * NOTE [ cheap runs ] Where only one thread can be attached at a time, workers and the consumer take turns, and a turn
  * costs more than a cheap run. So for as long as runs are cheap a turn is made long: one worker fills the whole window
@@ -54,6 +56,7 @@ enum {
     LINGER_NS = 1000000,  /* how long a worker leaves room for cheap runs alone if no consumer waits */
     STALL_NS = 5000000,   /* nothing finished for so long may mean that items wait for each other */
     COMPUTING_NS = 1000000, /* or that they take long, if those who are awake computed for so much of it */
+    LONG_STALL_NS = 50000000,
 
     TELL_NS = 2000000, /* a worker tells every so often how busy it is */
 
@@ -154,7 +157,7 @@ struct dlrs_pool {
     unsigned hungry;  /* consumers that are inside dlrs_epoch_wait */
     bool spinning;    /* one of the workers looks for a change of `calls` instead of waiting for `work_ready` */
     bool watched;     /* one of the workers that are parked looks whether anything gets finished */
-    unsigned extra;   /* workers that came beyond the limit, or are about to, since items take long */
+    unsigned extra;   /* workers that came beyond the limit, or are about to, since nothing got finished */
     dlrs_pace pace;
     uint64_t run_ns;          /* how long a run takes, a moving average; 0 before the first is done */
     uint64_t last_report_ns;
@@ -269,12 +272,6 @@ static bool takes_turns_locked(const dlrs_pool *pool)
 static unsigned limit_locked(const dlrs_pool *pool)
 {
     return takes_turns_locked(pool) ? 1 : pool->pace.limit;
-}
-
-/* How many of those who are awake came within the limit. */
-static unsigned paced_locked(const dlrs_pool *pool)
-{
-    return pool->awake > pool->extra ? pool->awake - pool->extra : 1;
 }
 
 /* May one more come? */
@@ -550,20 +547,25 @@ static void let_all_go_locked(dlrs_pool *pool)
     tell_consumers_locked(pool);
 }
 
-/* Stay parked, and see that something gets finished by those who are awake; else let others go. */
+/* Stay parked until something gets finished by those who are awake, and else let others go. */
 static void watch_locked(dlrs_pool *pool)
 {
     unsigned seen = atomic_load_explicit(&pool->num_finished, memory_order_relaxed);
+    uint64_t patient_until_ns = dlrs_now_ns() + dlrs_min_u64(pool->run_ns, LONG_STALL_NS);
+    bool in_vain, computes, is_early;
     computed_locked(pool);
     pool->watched = true;
-    bool in_vain = park_locked(pool, dlrs_now_ns() + STALL_NS, false)
-                   && seen == atomic_load_explicit(&pool->num_finished, memory_order_relaxed);
+    do {
+        in_vain = park_locked(pool, dlrs_now_ns() + STALL_NS, false)
+                  && seen == atomic_load_explicit(&pool->num_finished, memory_order_relaxed) && pool->awake > 0
+                  && claimable_locked(pool);
+        computes = computed_locked(pool) >= COMPUTING_NS;
+        is_early = dlrs_now_ns() < patient_until_ns || pool->awake > limit_locked(pool) + pool->extra;
+    } while (in_vain && computes && is_early);
     pool->watched = false;
-    if (!in_vain || pool->awake == 0 || !claimable_locked(pool))
-        return;
-    if (computed_locked(pool) >= COMPUTING_NS)
-        pool->extra++;
-    else
+    if (in_vain && computes)
+        pool->extra += pool->extra > 0 ? pool->extra : 1;
+    else if (in_vain)
         let_all_go_locked(pool);
 }
 
@@ -679,13 +681,14 @@ static void report_runs_locked(dlrs_worker *worker, uint64_t now_ns)
     pool->last_report_ns = now_ns;
     dlrs_stopwatch_time(&worker->watch, now_ns);
     pool->run_ns = dlrs_averaged(pool->run_ns, worker->watch.run_ns);
-    if (takes_turns_locked(pool)) {
-        /* One worker is awake, whatever the limit: there is nothing to compare. */
+    if (takes_turns_locked(pool) || pool->extra > 0) {
+        /* It is not the limit that says how many workers are awake: there is nothing to compare. */
         dlrs_pace_disturb(&pool->pace, now_ns);
+        worker->told_ns = 0;
     } else if (pool->adaptive) {
         tell_busy_locked(worker, now_ns);
         dlrs_pace_report(&pool->pace, &worker->pace, worker->watch.items, now_ns - worker->watch.began_ns, now_ns,
-                         paced_locked(pool));
+                         pool->awake);
     }
     dlrs_stopwatch_begin(&worker->watch, now_ns);
     if (took_turns && !takes_turns_locked(pool))
@@ -1245,7 +1248,7 @@ dlrs_status dlrs_epoch_wait(dlrs_epoch *epoch, uint64_t timeout_ns)
     }
     bool busy = pool->awake > 0;
     /* Workers that mostly wait leave the interpreter free, and would all stand aside at once. */
-    bool asks = pool->exclusive && !dlrs_pace_is_waiting(&pool->pace);
+    bool asks = pool->exclusive && (takes_turns_locked(pool) || !dlrs_pace_is_waiting(&pool->pace));
     pthread_mutex_unlock(&pool->lock);
     if (status == DLRS_OK && asks)
         ask_at_gate(epoch, busy);

@@ -735,7 +735,7 @@ static const scenario scenarios[] = {
      .exclusive = true, .adaptive = true, USUAL},
     {"the same, looking around", 2, TIMEOUTS_LAST, .workers = 1, .processors = 8, EPOCH(1, 2, 2, 1), .num_items = 3,
      .run_ns = 100, .exclusive = true, .adaptive = true, USUAL},
-    {"in turns, and computing", 1, TIMEOUTS_ANYTIME, .workers = 2, EPOCH(1, 2, 2, 1), .num_items = 3, .run_ns = 100,
+    {"in turns, and computing", 2, TIMEOUTS_ANYTIME, .workers = 2, EPOCH(1, 2, 2, 1), .num_items = 3, .run_ns = 100,
      .exclusive = true, .adaptive = true, .computes = true, USUAL},
     {"item by item, each takes long", 1, .workers = 3, EPOCH(3, 2, 1, 3), .num_items = 6, .run_ns = 100000, USUAL},
 };

@@ -102,7 +102,8 @@ static double work(workers *w, cost_fn *cost, uint64_t duration)
         uint64_t elapsed = w->now - w->began[first];
         double busy = w->busy, share = w->processors == 0 ? 1 : (double)w->processors / w->num_awake;
         busy = busy < share ? busy : share;
-        dlrs_pace_tell_busy(&w->pace, elapsed, (uint64_t)((double)elapsed * busy), w->now, w->num_awake);
+        if (elapsed >= 20000)
+            dlrs_pace_tell_busy(&w->pace, elapsed, (uint64_t)((double)elapsed * busy), w->now, w->num_awake);
         dlrs_pace_report(&w->pace, &w->pace_of[first], 1, w->now - w->began[first], w->now, w->num_awake);
         CHECK(w->pace.limit >= 1 && w->pace.limit <= w->num);
         if (w->num_awake > w->pace.limit) {
@@ -173,7 +174,7 @@ static void test_workers_that_run_side_by_side_are_left_alone(void)
     for (unsigned num = 2; num <= 8; num *= 2) {
         workers_init(&w, num);
         dlrs_pace_init(&w.pace, num, num, true);
-        w.busy = 0.75;
+        w.busy = 0.85;
         work(&w, parallel, 5 * SECOND);
         CHECK(w.mean_limit == num);
     }
@@ -238,13 +239,72 @@ static void test_a_crowd_that_also_waits_is_let_go_again(void)
     CHECK(work(&w, waiting_between, 5 * SECOND) > 0.95 * ideal(waiting_between, 8));
 }
 
+/* As fighting, but too short for a worker to tell how busy it is. */
+static uint64_t cheap_and_fighting(unsigned awake)
+{
+    return awake == 1 ? 1000 : 1500 * awake;
+}
+
+static void test_work_that_becomes_cheap_is_tried_anew(void)
+{
+    workers w;
+    workers_init(&w, 8);
+    w.busy = 0.02;
+    work(&w, sleeping, 2 * SECOND);
+    work(&w, cheap_and_fighting, SECOND); /* they are not thought to be waiting for ever */
+    CHECK(work(&w, cheap_and_fighting, 5 * SECOND) > 0.95 * ideal(cheap_and_fighting, 1));
+    workers_init(&w, 8);
+    w.processors = 2;
+    for (unsigned i = 0; i < 1000 && w.pace.crowd == 0; i++)
+        work(&w, long_on_two_cores, MS);
+    CHECK(w.pace.crowd == 8);
+    work(&w, cheap_and_fighting, SECOND); /* nor does the thinning go on */
+    CHECK(w.pace.crowd == 0);
+    CHECK(work(&w, cheap_and_fighting, 5 * SECOND) > 0.95 * ideal(cheap_and_fighting, 1));
+}
+
+static uint64_t parallel_and_long(unsigned awake)
+{
+    return awake <= 4 ? 5 * MS : 5 * MS * awake / 4;
+}
+
+static uint64_t fighting_and_long(unsigned awake)
+{
+    return awake == 1 ? 5 * MS : 15 * MS * awake / 2;
+}
+
+static void test_work_that_changes_is_tried_anew_however_long_that_was_put_off(void)
+{
+    workers w;
+    workers_init(&w, 4);
+    w.pace.num_processors = 4;
+    work(&w, parallel_and_long, 20 * SECOND);
+    CHECK(w.pace.best == 4 && w.pace.fewer_due_ns > w.now);
+    work(&w, fighting_and_long, 2 * SECOND);
+    CHECK_EQUAL(w.pace.best, 1);
+}
+
+static void test_workers_that_never_tell_are_tried_all_the_same(void)
+{
+    dlrs_pace pace;
+    dlrs_pace_worker pace_of = {0};
+    unsigned least = 8;
+    dlrs_pace_init(&pace, 8, 2, false);
+    for (uint64_t now = MS; now < SECOND; now += 100000) {
+        dlrs_pace_report(&pace, &pace_of, 1, 100000, now, pace.limit);
+        least = pace.limit < least ? pace.limit : least;
+    }
+    CHECK(least < 8);
+}
+
 static void test_a_stall_ends_the_thinning(void)
 {
     workers w;
     workers_init(&w, 8);
     w.processors = 2;
-    while (w.pace.crowd == 0)
+    for (unsigned i = 0; i < 1000 && w.pace.crowd == 0; i++)
         work(&w, long_on_two_cores, MS);
+    CHECK(w.pace.crowd == 8);
     dlrs_pace_stall(&w.pace, w.now);
     work(&w, long_on_two_cores, SECOND - 100 * MS);
     CHECK_EQUAL(w.pace.limit, 8);
@@ -368,6 +428,9 @@ int main(int argc, char **argv)
     RUN(test_more_workers_than_processors_are_tried_with_fewer_of_them);
     RUN(test_a_crowd_is_thinned_within_a_few_runs);
     RUN(test_a_crowd_that_also_waits_is_let_go_again);
+    RUN(test_work_that_becomes_cheap_is_tried_anew);
+    RUN(test_work_that_changes_is_tried_anew_however_long_that_was_put_off);
+    RUN(test_workers_that_never_tell_are_tried_all_the_same);
     RUN(test_a_stall_ends_the_thinning);
     RUN(test_workers_with_a_processor_each_are_not_tried_before_they_tell_how_busy_they_are);
     RUN(test_items_that_wait_are_left_alone);
