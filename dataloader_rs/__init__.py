@@ -43,17 +43,18 @@ if TYPE_CHECKING:
 
     __version__: str
 else:
-    _HOMES = {"collate": "collate", "default_collate": "collate", "register_collate": "collate", "share": "sharing"}
+    _HOMES = {"default_collate": "collate", "register_collate": "collate", "share": "sharing"}
+    _LATE = {"collate", "containers", "pinning", "sharing"}
 
     def __getattr__(name):
         if name == "__version__":
             return _version()
-        if name not in _HOMES:
+        if name not in _HOMES and name not in _LATE:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         import importlib
 
-        home = importlib.import_module(f"dataloader_rs.{_HOMES[name]}")
-        return globals().setdefault(name, home if name == "collate" else getattr(home, name))
+        home = importlib.import_module(f"dataloader_rs.{_HOMES.get(name, name)}")
+        return globals().setdefault(name, home if name in _LATE else getattr(home, name))
 
 
 def __dir__() -> list[str]:

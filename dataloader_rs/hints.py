@@ -30,8 +30,9 @@ else:
             if not bases:
                 return super().__new__(cls, name, bases, namespace)
             made = namedtuple(name, namespace["__annotations__"], module=namespace["__module__"])
-            made.__doc__ = namespace["__doc__"]
-            made.__annotations__ = namespace["__annotations__"]
+            for key, value in namespace.items():
+                if key not in ("__module__", "__qualname__"):
+                    setattr(made, key, value)
             return made
 
     class NamedTuple(metaclass=_NamedTupleMaker):

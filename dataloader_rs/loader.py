@@ -110,8 +110,9 @@ class PyDataloader(Generic[T_co, B_co]):
         only, not when their last reference goes. Without effect elsewhere.
     adaptive : bool
         Keep workers parked for as long as fewer of them get more items done, which the loader tries out from time to
-        time; `num_workers` and `items_in_parallel` are then a ceiling. Items that wait for each other are not held up
-        by it for more than a few milliseconds. With False all workers take part always.
+        time; `num_workers` and `items_in_parallel` are then a ceiling. Items that wait for each other are held up by
+        it for a few milliseconds, or for some tenths of a second if they wait by computing. With False all workers
+        take part always.
     generator : numpy.random.Generator, random.Random or torch.Generator, optional
         Where the orders of ``shuffle=True`` come from, instead of `seed`: every ``iter(loader)`` draws one 64-bit
         number from it, so that its state after an epoch does not depend on the workers. Unused without `shuffle`.
@@ -491,9 +492,11 @@ class PyDataloader(Generic[T_co, B_co]):
         # As for type checkers, B may be left out; a subclass has parameters of its own.
         if cls is PyDataloader:
             if not isinstance(parameters, tuple):
+                parameters = (parameters,)
+            if len(parameters) == 1:
                 from typing import Any  # that of hints.py is no more than an object
 
-                parameters = (parameters, Any)
+                parameters = (*parameters, Any)
             if len(parameters) != 2:
                 raise TypeError(f"PyDataloader takes one parameter or two, got {len(parameters)}")
         generic: Any = super()

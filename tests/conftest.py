@@ -126,16 +126,17 @@ def child_environment() -> dict[str, str]:
 def run_script(tmp_path):
     """Run a script in a child process and return the finished process.
 
-    ``run_script(source, *arguments, timeout=30, status=0, stderr="", warnings="error")``: the exit status must be
-    `status` (None: any), standard error must be `stderr` (None: anything), within `timeout` seconds.
+    ``run_script(source, *arguments, timeout=30, status=0, stderr="", warnings="error", options=())``: the exit status
+    must be `status` (None: any), standard error must be `stderr` (None: anything), within `timeout` seconds. `options`
+    are the interpreter's.
     """
 
     def run(source: str, *arguments: str, timeout: float = 30, status: int | None = 0, stderr: str | None = "",
-            warnings: str = "error"):
+            warnings: str = "error", options: tuple[str, ...] = ()):
         script = tmp_path / "script.py"
         script.write_text(textwrap.dedent(source))
         finished = subprocess.run(
-            [sys.executable, "-W", warnings, str(script), *arguments], capture_output=True, text=True,
+            [sys.executable, "-W", warnings, *options, str(script), *arguments], capture_output=True, text=True,
             timeout=timeout * SLOWDOWN,
             env={**child_environment(), "PYTHONFAULTHANDLER": "1"})
         if stderr is not None:

@@ -49,6 +49,9 @@ def test_import_reads_what_every_loader_needs(run_script):
     ("dataloader_rs.collate", "dataloader_rs.register_collate"),
     ("dataloader_rs.collate", "dataloader_rs.collate.buffer_usage()"),
     ("dataloader_rs.sharing", "dataloader_rs.share"),
+    ("dataloader_rs.sharing", "dataloader_rs.sharing.share"),
+    ("dataloader_rs.containers", "dataloader_rs.containers"),
+    ("dataloader_rs.pinning", "dataloader_rs.pinning"),
     ("dataloader_rs.pinning", "dataloader_rs.PyDataloader(dataloader_rs.PyDataset.of([1]), pin_memory=True)"),
 ])
 def test_what_comes_late_comes_when_it_is_needed(run_script, module, expression):
@@ -83,3 +86,17 @@ def test_names_that_come_late_are_like_all_others(run_script):
             raise AssertionError
     """
     run_script(script)
+
+
+def test_import_works_without_docstrings_and_assertions(run_script):
+    """As under ``python -OO``, where classes have no docstring either."""
+    script = """
+        import dataloader_rs
+        from dataloader_rs import *
+        assert False
+        if list(PyDataloader(PyDataset.of(range(3)), 2, num_workers=1, worker_init_fn=print)) != [[0, 1], [2]]:
+            raise SystemExit("other batches")
+        if dataloader_rs.WorkerInfo.__doc__ != "WorkerInfo(" + ", ".join(dataloader_rs.WorkerInfo._fields) + ")":
+            raise SystemExit(dataloader_rs.WorkerInfo.__doc__)
+    """
+    assert run_script(script, options=("-OO",)).stdout == "0\n"

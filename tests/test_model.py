@@ -225,10 +225,9 @@ class Program(RuleBasedStateMachine):
                 problem = error
         if not fitting:
             raise AssertionError(f"no epochs have the outcomes {results}") from problem
-        for alternatives in zip(*fitting, strict=True):
-            runs = [[batch.run for batch in model.batches] for model in alternatives]
-            alternatives[0].is_one_of_several = any(run != runs[0] for run in runs)
-            self.all_iterators.append(alternatives[0])
+        for model, *alternatives in zip(*fitting, strict=True):
+            model.alternatives = alternatives
+            self.all_iterators.append(model)
 
     @staticmethod
     def judged(model: Iterator, token: int, outcomes: list) -> Iterator:

@@ -79,14 +79,15 @@ def test_generic_classes_take_parameters_at_run_time():
         pass
 
     assert typing.get_args(PyDataloader[int, str]) == (int, str)
-    assert typing.get_args(PyDataloader[int]) == (int, Any)
+    assert typing.get_args(PyDataloader[int]) == typing.get_args(PyDataloader[(int,)]) == (int, Any)
     assert typing.get_args(Pairs[int]) == (int,)
     assert typing.get_origin(Pairs[int]) is Pairs
     assert typing.get_args(PyDataloaderIter[int]) == (int,)
     assert typing.get_args(PyDataset[int]) == typing.get_args(PyIterableDataset[int]) == (int,)
     assert list(PyDataloader[int, list[int]](Ids(1))) == list(PyDataloader[int](Ids(1))) == [[0]]
-    with pytest.raises(TypeError):
-        PyDataloader[int, str, bytes]
+    for wrong, count in (((int, str, bytes), 3), ((), 0)):
+        with pytest.raises(TypeError, match=f"takes one parameter or two, got {count}"):
+            PyDataloader[wrong]
 
 
 class OfNumbers(PyDataset[int]):
