@@ -42,6 +42,14 @@ static inline uint64_t dlrs_thread_busy_ns(void)
     return (uint64_t)busy.tv_sec * DLRS_NS_PER_S + (uint64_t)busy.tv_nsec;
 }
 
+/* The same of all threads of the process. */
+static inline uint64_t dlrs_process_busy_ns(void)
+{
+    struct timespec busy;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &busy);
+    return (uint64_t)busy.tv_sec * DLRS_NS_PER_S + (uint64_t)busy.tv_nsec;
+}
+
 /* The same of another thread, which has not ended; 0 where the system does not tell. */
 static inline uint64_t dlrs_busy_of_thread_ns(pthread_t thread)
 {

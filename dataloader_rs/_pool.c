@@ -63,6 +63,10 @@ enum {
     LOOK_NS = 200000,  /* at the gate: twice a piece of a run (_stopwatch.c) */
     LOOKS_IN_VAIN = 4, /* at the gate: after so many, every LOOK_AGAIN-th time only */
     LOOK_AGAIN = 64,
+
+    SLOW_NS = 300000, /* who took longer to attach is asked for so many times: */
+    ASKED_FOR = 16,
+    SLOW_WAITING_NS = 1000000, /* the same where workers mostly wait, and may all come at once */
 };
 
 struct dlrs_worker {
@@ -103,7 +107,9 @@ struct dlrs_epoch {
     /* The consumer's own. */
     uint64_t waited_ns; /* how long it waits for a batch, a moving average */
     uint64_t look_again_ns; /* how long it waits for a turn to end before it looks whether its batch is ready */
-    bool asks_gate; /* from when its batch is ready until it has attached */
+    bool asks_gate; /* from when its batch is ready until it has attached; while it waits, its workers may set it */
+    uint64_t ready_ns; /* since when, likewise; 0 if workers asked for it */
+    uint64_t attached_ns; /* how long it took to attach the last time that they did not */
     unsigned looks_in_vain; /* at the gate, in a row */
 
     /* Guarded by `pool->lock`. */
@@ -121,6 +127,7 @@ struct dlrs_epoch {
     uint64_t holds;             /* the consumer, and each worker with a run of this epoch */
     uint64_t reclaim_cursor;
     bool cancelled;
+    unsigned asked_for; /* so many times workers ask at the gate for the consumer, since it was slow to attach */
     bool consumer_waits;
     bool consumer_waits_for_turn; /* it need not be told when the head is ready, but when the turn is over */
     dlrs_epoch *next, *previous; /* circle of the pool's epochs, until cancelled */
@@ -157,6 +164,7 @@ struct dlrs_pool {
     unsigned hungry;  /* consumers that are inside dlrs_epoch_wait */
     bool spinning;    /* one of the workers looks for a change of `calls` instead of waiting for `work_ready` */
     bool watched;     /* one of the workers that are parked looks whether anything gets finished */
+    uint64_t process_busy_ns; /* how long processors had run the process when one last looked */
     unsigned extra;   /* workers that came beyond the limit, or are about to, since nothing got finished */
     dlrs_pace pace;
     uint64_t run_ns;          /* how long a run takes, a moving average; 0 before the first is done */
@@ -285,13 +293,32 @@ static bool is_ready(const dlrs_epoch *epoch)
     return atomic_load_explicit(&epoch->head_is_ready, memory_order_acquire);
 }
 
+/* Do workers mostly wait, for a disk or a network? Then the interpreter is free, and all would stand aside at once. */
+static bool are_waiting_locked(const dlrs_pool *pool)
+{
+    return !takes_turns_locked(pool) && dlrs_pace_is_waiting(&pool->pace);
+}
+
+/* Ask at the gate for a consumer whose batch has just become ready. By the time that it runs, who made it ready would be
+ * in the next item; which matters only if items keep it from attaching, and costs what the worker could do meanwhile. */
+static void ask_for_consumer_locked(dlrs_epoch *epoch)
+{
+    if (epoch->asked_for == 0 || epoch->asks_gate || takes_turns_locked(epoch->pool))
+        return;
+    epoch->asked_for--;
+    epoch->asks_gate = true;
+    dlrs_gate_ask();
+}
+
 static void head_changed_locked(dlrs_epoch *epoch)
 {
     bool ready = dlrs_ring_head_ready(&epoch->ring);
     if (ready != atomic_load_explicit(&epoch->head_is_ready, memory_order_relaxed))
         atomic_store_explicit(&epoch->head_is_ready, ready, memory_order_release);
-    if (ready && epoch->consumer_waits && !(epoch->consumer_waits_for_turn && takes_turns_locked(epoch->pool)))
-        pthread_cond_signal(&epoch->head_ready);
+    if (!ready || !epoch->consumer_waits || (epoch->consumer_waits_for_turn && takes_turns_locked(epoch->pool)))
+        return;
+    ask_for_consumer_locked(epoch);
+    pthread_cond_signal(&epoch->head_ready);
 }
 
 /* The slot is DONE or LOST now. */
@@ -525,10 +552,16 @@ static bool park_locked(dlrs_pool *pool, uint64_t deadline_ns, bool lingers)
     return deadline_ns != 0 && dlrs_now_ns() >= deadline_ns;
 }
 
-/* How long processors have run workers that were awake at the last call and still are, since then. */
+/* How long processors have run workers that were awake at the last call and still are, since then. Where only one
+ * thread can be attached, that of all threads: the others may be waiting for one that is none of ours. */
 static uint64_t computed_locked(dlrs_pool *pool)
 {
     uint64_t computed_ns = 0;
+    if (pool->exclusive) {
+        uint64_t before_ns = pool->process_busy_ns;
+        pool->process_busy_ns = dlrs_process_busy_ns();
+        return pool->process_busy_ns - before_ns;
+    }
     for (unsigned i = 0; i < pool->num_threads; i++) {
         dlrs_worker *worker = &pool->workers[i];
         uint64_t before_ns = worker->seen_busy_ns;
@@ -590,6 +623,13 @@ static void end_turn_locked(dlrs_worker *worker)
     tell_consumers_locked(pool);
 }
 
+/* What the worker tells next, of how busy it is, begins now. */
+static void tell_from(dlrs_worker *worker, uint64_t now_ns, uint64_t busy_ns)
+{
+    worker->told_ns = now_ns;
+    worker->told_busy_ns = busy_ns;
+}
+
 /* Wait until there is something to claim, for which worker_claim is then called. False if the pool is stopping. */
 static bool worker_wait(dlrs_worker *worker)
 {
@@ -633,25 +673,18 @@ static bool worker_wait(dlrs_worker *worker)
     pthread_mutex_unlock(&pool->lock);
     if (has_parked)
         pthread_sigmask(SIG_SETMASK, &worker->work_signals, NULL);
+    /* From here on, so that waiting to be attached is part of it. */
+    bool tells = pool->adaptive && (worker->watch.run_ns == 0 || worker->watch.run_ns >= CHEAP_NS);
+    if (claims)
+        tell_from(worker, tells ? dlrs_now_ns() : 0, tells ? dlrs_thread_busy_ns() : 0);
     return claims;
-}
-
-/* What the worker tells next, of how busy it is, begins now. */
-static void tell_from(dlrs_worker *worker, uint64_t now_ns, uint64_t busy_ns)
-{
-    worker->told_ns = now_ns;
-    worker->told_busy_ns = busy_ns;
 }
 
 /* Claim what worker_wait found, if nobody else has meanwhile. */
 static bool worker_claim(dlrs_worker *worker, dlrs_run *run)
 {
     dlrs_pool *pool = worker->pool;
-    worker->told_ns = 0;
-    uint64_t now_ns = dlrs_now_ns();
-    dlrs_stopwatch_start(&worker->watch, now_ns);
-    if (pool->adaptive && (worker->watch.run_ns == 0 || worker->watch.run_ns >= CHEAP_NS))
-        tell_from(worker, now_ns, dlrs_thread_busy_ns());
+    dlrs_stopwatch_start(&worker->watch, dlrs_now_ns());
     pthread_mutex_lock(&pool->lock);
     pool->coming--;
     bool claimed = claim_locked(worker, run);
@@ -1221,6 +1254,9 @@ dlrs_status dlrs_epoch_wait(dlrs_epoch *epoch, uint64_t timeout_ns)
     uint64_t now = dlrs_now_ns(), deadline = dlrs_deadline_after(timeout_ns);
     pthread_mutex_lock(&pool->lock);
     part_from_earlier_locked(epoch); /* whose consumer may have stopped taking, and who waits here is in earnest */
+    if (epoch->attached_ns > (are_waiting_locked(pool) ? SLOW_WAITING_NS : SLOW_NS))
+        epoch->asked_for = ASKED_FOR;
+    epoch->attached_ns = 0;
     pool->hungry++;
     wake_workers_locked(pool);
     bool turn = takes_turns_locked(pool);
@@ -1247,16 +1283,20 @@ dlrs_status dlrs_epoch_wait(dlrs_epoch *epoch, uint64_t timeout_ns)
         }
     }
     bool busy = pool->awake > 0;
-    /* Workers that mostly wait leave the interpreter free, and would all stand aside at once. */
-    bool asks = pool->exclusive && (takes_turns_locked(pool) || !dlrs_pace_is_waiting(&pool->pace));
+    bool are_waiting = are_waiting_locked(pool);
     pthread_mutex_unlock(&pool->lock);
-    if (status == DLRS_OK && asks)
+    if (status != DLRS_OK || !pool->exclusive)
+        return status;
+    epoch->ready_ns = epoch->asks_gate ? 0 : dlrs_now_ns();
+    if (epoch->asks_gate || !are_waiting)
         ask_at_gate(epoch, busy);
     return status;
 }
 
 void dlrs_epoch_attached(dlrs_epoch *epoch)
 {
+    epoch->attached_ns = epoch->ready_ns == 0 ? 0 : dlrs_now_ns() - epoch->ready_ns;
+    epoch->ready_ns = 0;
     if (!epoch->asks_gate)
         return;
     epoch->asks_gate = false;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import threading
 import time
@@ -287,24 +288,37 @@ def test_error_in_a_piece_names_its_item(num_workers):
 # ---- the consumer goes first ----
 
 
+def delays(dataset, batch_size: int, num_workers: int) -> list[float]:
+    """How long each batch of an epoch waits, from when it was ready or asked for, whichever came later."""
+    ready: dict[int, float] = {}
+    numbers = itertools.count()
+
+    def stamp(samples: list) -> int:
+        number = next(numbers)
+        ready[number] = time.perf_counter()
+        return number
+
+    iterator = iter(PyDataloader(dataset, batch_size, num_workers=num_workers, collate_fn=stamp))
+    found = []
+    while True:
+        asked = time.perf_counter()
+        number = next(iterator, None)
+        if number is None:
+            return found
+        found.append(time.perf_counter() - max(asked, ready.pop(number)))
+
+
 @pytest.mark.timing
 @pytest.mark.skipif(FREE_THREADED, reason="without the GIL nobody has to let anybody in")
 def test_consumer_is_let_in_between_items():
     """Beside 4 workers of pure Python, a batch that is ready is handed over much sooner than the GIL is (5 ms)."""
-    ready: dict[int, float] = {}
+    assert eventually(lambda: statistics.quantiles(delays(Slow(1600), 8, 4), n=20)[-1] < 0.002, LIMIT)
 
-    def stamp(samples: list[int]) -> int:
-        ready[samples[0]] = time.perf_counter()
-        return samples[0]
 
-    def delays() -> list[float]:
-        iterator = iter(PyDataloader(Slow(1600), 8, num_workers=4, collate_fn=stamp))
-        found = []
-        while True:
-            asked = time.perf_counter()
-            first = next(iterator, None)
-            if first is None:
-                return found
-            found.append(time.perf_counter() - max(asked, ready.pop(first)))
-
-    assert eventually(lambda: statistics.quantiles(delays(), n=20)[-1] < 0.002, LIMIT)
+@pytest.mark.timing
+@pytest.mark.skipif(FREE_THREADED, reason="without the GIL nobody has to let anybody in")
+def test_consumer_is_let_in_before_the_next_item():
+    """A worker whose batch the loop waits for lets it in before it goes on, however long its next item takes."""
+    dataset = Switchable(160)
+    dataset.fetch = lambda index: burn(0.004)
+    assert eventually(lambda: statistics.median(delays(dataset, 4, 1)) < 0.002, LIMIT)

@@ -82,6 +82,7 @@ static uint64_t deadline_after(uint64_t timeout_ns)
 #define dlrs_now_ns schedule_now
 #define dlrs_deadline_after deadline_after
 #define dlrs_thread_busy_ns() clock_ns
+#define dlrs_process_busy_ns() (workers_compute ? clock_ns : 0)
 #define dlrs_busy_of_thread_ns(thread) ((void)(thread), workers_compute ? clock_ns : 0)
 #define dlrs_cond_init(cond) schedule_init_cond(cond)
 #define dlrs_cond_wait_until(cond, lock, until_ns) schedule_wait_until(cond, lock, until_ns, __func__)
