@@ -66,6 +66,8 @@ void dlrs_pace_init(dlrs_pace *pace, unsigned most, unsigned num_processors, boo
 
 static void end_trial(dlrs_pace *pace, uint64_t trial_due_ns)
 {
+    if (pace->step >= 0)
+        pace->reports = pace->reported_ns = 0; /* of the last segment, not of what comes now */
     pace->step = -1;
     pace->limit = pace->best;
     pace->trial_due_ns = trial_due_ns;
@@ -183,14 +185,11 @@ static void begin_thinning(dlrs_pace *pace, uint64_t now_ns)
     pace->since_ns = now_ns;
 }
 
-static void end_thinning(dlrs_pace *pace, bool in_vain, uint64_t now_ns)
+static void end_thinning(dlrs_pace *pace, bool stays_thin, uint64_t now_ns)
 {
-    uint64_t spent_ns = now_ns > pace->since_ns ? now_ns - pace->since_ns : 0;
-    if (in_vain) {
+    if (!stays_thin)
         pace->best = pace->crowd;
-        put_off_fewer(pace, spent_ns, now_ns);
-    }
-    pace->thinned_in_vain = in_vain;
+    pace->thinned_in_vain = !stays_thin; /* trials will tell more */
     pace->crowd = 0;
     forget_tells(pace);
     end_trial(pace, now_ns + PERIOD_NS);
@@ -203,9 +202,13 @@ static void look_at_thinned(dlrs_pace *pace, uint64_t now_ns, unsigned awake)
         forget_tells(pace); /* the others have not all gone yet */
         pace->since_ns = now_ns;
     } else if (pace->tells >= ENOUGH_TELLS * pace->limit) {
-        end_thinning(pace, !are_busy(pace, AS_BUSY * pace->crowd_busy), now_ns);
+        uint64_t spent_ns = now_ns > pace->since_ns ? now_ns - pace->since_ns : 0;
+        bool stays_thin = are_busy(pace, AS_BUSY * pace->crowd_busy);
+        if (!stays_thin)
+            put_off_fewer(pace, spent_ns, now_ns);
+        end_thinning(pace, stays_thin, now_ns);
     } else if (now_ns > pace->since_ns + SEGMENT_MOST_NS) {
-        end_thinning(pace, false, now_ns); /* the work has changed its kind: trials will tell */
+        end_thinning(pace, false, now_ns); /* runs are too long for that, or too cheap to be told about now */
     }
 }
 

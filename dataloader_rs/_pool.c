@@ -18,7 +18,8 @@
  * nothing. The pace (_pace.h) says how many may be; the others stay parked though there is work. Items may wait for
  * each other, so one of those who stay watches, and when nothing gets finished for STALL_NS lets all of them go. Where
  * items compute meanwhile they are more likely just long: it waits for as long as a run takes, LONG_STALL_NS at most, and
- * then lets one more go, and if that is in vain as many more as have gone.
+ * then lets one more go, and if that is in vain as many more as have gone. A watch never takes longer than that, whoever
+ * is awake.
  *
  * NOTE [ cheap runs ] Where only one thread can be attached at a time, workers and the consumer take turns, and a turn
  * costs more than a cheap run. So for as long as runs are cheap a turn is made long: one worker fills the whole window
@@ -577,14 +578,23 @@ static void let_all_go_locked(dlrs_pool *pool)
 {
     pool->last_report_ns = dlrs_now_ns();
     dlrs_pace_stall(&pool->pace, pool->last_report_ns);
+    pool->extra = 0;
     tell_consumers_locked(pool);
+}
+
+/* As many as have come beyond the limit come once more; one, if none have. */
+static unsigned more_extra_locked(const dlrs_pool *pool)
+{
+    unsigned beyond = pool->awake > limit_locked(pool) ? pool->awake - limit_locked(pool) : 0;
+    unsigned extra = beyond > pool->extra ? beyond : pool->extra;
+    return extra > 0 ? 2 * extra : 1;
 }
 
 /* Stay parked until something gets finished by those who are awake, and else let others go. */
 static void watch_locked(dlrs_pool *pool)
 {
     unsigned seen = atomic_load_explicit(&pool->num_finished, memory_order_relaxed);
-    uint64_t patient_until_ns = dlrs_now_ns() + dlrs_min_u64(pool->run_ns, LONG_STALL_NS);
+    uint64_t began_ns = dlrs_now_ns(), patience_ns = dlrs_min_u64(pool->run_ns, LONG_STALL_NS);
     bool in_vain, computes, is_early;
     computed_locked(pool);
     pool->watched = true;
@@ -593,11 +603,13 @@ static void watch_locked(dlrs_pool *pool)
                   && seen == atomic_load_explicit(&pool->num_finished, memory_order_relaxed) && pool->awake > 0
                   && claimable_locked(pool);
         computes = computed_locked(pool) >= COMPUTING_NS;
-        is_early = dlrs_now_ns() < patient_until_ns || pool->awake > limit_locked(pool) + pool->extra;
+        /* Those who are too many go at the end of their runs, if these end. */
+        bool are_leaving = pool->awake > limit_locked(pool) + pool->extra;
+        is_early = dlrs_now_ns() - began_ns < (are_leaving ? LONG_STALL_NS : patience_ns);
     } while (in_vain && computes && is_early);
     pool->watched = false;
     if (in_vain && computes)
-        pool->extra += pool->extra > 0 ? pool->extra : 1;
+        pool->extra = more_extra_locked(pool);
     else if (in_vain)
         let_all_go_locked(pool);
 }
@@ -714,7 +726,7 @@ static void report_runs_locked(dlrs_worker *worker, uint64_t now_ns)
     pool->last_report_ns = now_ns;
     dlrs_stopwatch_time(&worker->watch, now_ns);
     pool->run_ns = dlrs_averaged(pool->run_ns, worker->watch.run_ns);
-    if (takes_turns_locked(pool) || pool->extra > 0) {
+    if (takes_turns_locked(pool) || (pool->extra > 0 && pool->awake > limit_locked(pool))) {
         /* It is not the limit that says how many workers are awake: there is nothing to compare. */
         dlrs_pace_disturb(&pool->pace, now_ns);
         worker->told_ns = 0;
@@ -1203,7 +1215,7 @@ static void wait_for_head_locked(dlrs_epoch *epoch, uint64_t deadline_ns)
         uint64_t now_ns = dlrs_now_ns(), until_ns = deadline_ns;
         bool turn = takes_turns_locked(pool);
         if (is_ready(epoch)) {
-            if (!turn || atomic_load_explicit(&pool->turn_is_over, memory_order_relaxed))
+            if (!turn || epoch->asks_gate || atomic_load_explicit(&pool->turn_is_over, memory_order_relaxed))
                 return;
             if (patient_until_ns == 0)
                 patient_until_ns = now_ns + PATIENCE_NS;
@@ -1287,9 +1299,12 @@ dlrs_status dlrs_epoch_wait(dlrs_epoch *epoch, uint64_t timeout_ns)
     pthread_mutex_unlock(&pool->lock);
     if (status != DLRS_OK || !pool->exclusive)
         return status;
-    epoch->ready_ns = epoch->asks_gate ? 0 : dlrs_now_ns();
-    if (epoch->asks_gate || !are_waiting)
+    bool was_asked_for = epoch->asks_gate;
+    uint64_t ready_ns = dlrs_now_ns();
+    if (was_asked_for || !are_waiting)
         ask_at_gate(epoch, busy);
+    if (!was_asked_for)
+        epoch->ready_ns = epoch->looks_in_vain > 0 ? dlrs_now_ns() : ready_ns;
     return status;
 }
 

@@ -111,7 +111,7 @@ class PyDataloader(Generic[T_co, B_co]):
     adaptive : bool
         Keep workers parked for as long as fewer of them get more items done, which the loader tries out from time to
         time; `num_workers` and `items_in_parallel` are then a ceiling. Items that wait for each other are held up by
-        it for a few milliseconds, or for some tenths of a second if they wait by computing. With False all workers
+        it for a few milliseconds, or for some tenths of a second if threads compute meanwhile. With False all workers
         take part always.
     generator : numpy.random.Generator, random.Random or torch.Generator, optional
         Where the orders of ``shuffle=True`` come from, instead of `seed`: every ``iter(loader)`` draws one 64-bit

@@ -127,6 +127,17 @@ def test_items_that_wait_for_each_other_do_not_hang(num_workers, items_in_parall
         exhaust(loader)
 
 
+@pytest.mark.parametrize("crowd", [Crowd, ImpatientCrowd])
+def test_items_that_wait_for_each_other_between_others_do_not_hang(crowd):
+    """They meet also while the loader tries out fewer workers, for items that compute."""
+    dataset = Switchable(600)
+    meet = crowd(4)
+    dataset.fetch = lambda index: meet(index) if index // 4 % 10 == 0 else burn(0.001)
+    loader = PyDataloader(dataset, 1, num_workers=4)
+    for _ in range(3):
+        assert exhaust(loader) == 600
+
+
 @pytest.mark.parametrize("num_workers", [2, 4])
 def test_items_that_wait_for_each_other_need_no_consumer(num_workers):
     """Parked workers are let go also while nobody is inside ``next()``."""

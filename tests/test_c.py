@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 PROGRAMS = Path(__file__).parent / "c"
 PACKAGE = Path(__file__).parents[1] / "dataloader_rs"
 POOL = ["pool", "process", "reorder", "pace", "stopwatch", "gate"]
-PARTS = {"pool": POOL, "epochs": POOL, "matrix": POOL, "faults": [], "interleavings": []}
+PARTS = {"pool": POOL, "epochs": POOL, "matrix": POOL, "faults": [], "interleavings": [], "watch": POOL[1:]}
 
 COMMON = ["-std=c11", "-pthread", f"-I{PACKAGE}"]
 VARIANTS = {
@@ -35,7 +35,7 @@ VARIANTS = {
     "memcheck": ["-O1", "-g", "-DCHECK_NO_FORK"],
 }
 ONLY_FOR = {
-    "thread": {"pool", "epochs", "faults", "matrix"},
+    "thread": {"pool", "epochs", "faults", "matrix", "watch"},
     "memcheck": {"pool", "epochs", "faults", "matrix", "reorder"},
 }
 MEMCHECK = ["valgrind", "--quiet", "--fair-sched=yes", "--error-exitcode=9", "--leak-check=full"]

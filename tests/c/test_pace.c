@@ -222,9 +222,20 @@ static uint64_t waiting_between(unsigned awake)
     return awake <= 8 ? 8 * MS : awake * MS;
 }
 
+/* 35 ms of computing and 65 ms of waiting, each. */
+static uint64_t long_waiting_between(unsigned awake)
+{
+    return awake <= 5 ? 100 * MS : 100 * MS * awake / 5;
+}
+
 static void test_a_crowd_that_also_waits_is_let_go_again(void)
 {
     workers w;
+    workers_init(&w, 8);
+    w.processors = 2;
+    w.busy = 0.35;
+    work(&w, long_waiting_between, SECOND);
+    CHECK(work(&w, long_waiting_between, 20 * SECOND) > 0.9 * ideal(long_waiting_between, 8));
     workers_init(&w, 8);
     w.processors = 2;
     w.busy = 0.25;
