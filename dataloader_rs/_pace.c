@@ -40,8 +40,8 @@ static const double WORKING = 0.8;   /* and only if they keep as much busy is it
 static const double SATURATED = 0.8; /* of the processors that there are */
 static const double SIDE_BY_SIDE = 0.8; /* of the processors that the workers could use */
 static const double CHANGED = 1.5;      /* times as long, a run */
-static const double FULL = 0.9;       /* of the processors that there are: more workers have nothing to run on */
-static const double AS_BUSY = 0.85;   /* as the crowd was, are those who are left when it was thinned */
+static const double FULL = 0.9;         /* of the processors that there are: more workers have nothing to run on */
+static const double AS_BUSY = 0.85;     /* as the crowd was, are those who are left when it was thinned */
 
 static uint64_t min_u64(uint64_t a, uint64_t b)
 {
@@ -265,7 +265,6 @@ static void add_report(dlrs_pace *pace, dlrs_pace_worker *worker, uint64_t items
         pace->reporting = worker;
         return;
     }
-    worker->items += items;
     pace->reports++;
     pace->items += items;
 }

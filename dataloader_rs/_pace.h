@@ -25,7 +25,6 @@
 typedef struct dlrs_pace_worker {
     uint64_t segment;  /* which the rest is about */
     uint64_t first_ns; /* its first report */
-    uint64_t items;    /* finished after that */
     struct dlrs_pace_worker *next; /* with reports about the same segment */
 } dlrs_pace_worker;
 

@@ -300,6 +300,13 @@ static bool are_waiting_locked(const dlrs_pool *pool)
     return !takes_turns_locked(pool) && dlrs_pace_is_waiting(&pool->pace);
 }
 
+/* Ask at the gate, until dlrs_epoch_attached. */
+static void begin_to_ask(dlrs_epoch *epoch)
+{
+    epoch->asks_gate = true;
+    dlrs_gate_ask();
+}
+
 /* Ask at the gate for a consumer whose batch has just become ready. By the time that it runs, who made it ready would be
  * in the next item; which matters only if items keep it from attaching, and costs what the worker could do meanwhile. */
 static void ask_for_consumer_locked(dlrs_epoch *epoch)
@@ -307,8 +314,7 @@ static void ask_for_consumer_locked(dlrs_epoch *epoch)
     if (epoch->asked_for == 0 || epoch->asks_gate || takes_turns_locked(epoch->pool))
         return;
     epoch->asked_for--;
-    epoch->asks_gate = true;
-    dlrs_gate_ask();
+    begin_to_ask(epoch);
 }
 
 static void head_changed_locked(dlrs_epoch *epoch)
@@ -396,35 +402,8 @@ static bool claim_of_epoch_locked(dlrs_epoch *epoch, dlrs_run *run)
     return true;
 }
 
-static bool claimable_locked(const dlrs_pool *pool)
-{
-    const dlrs_epoch *epoch = pool->asked_first;
-    if (epoch == NULL || atomic_load_explicit(&pool->stopping, memory_order_relaxed))
-        return false;
-    do {
-        if (can_open_locked(epoch) || startable_locked(epoch) != NULL)
-            return true;
-        epoch = epoch->next;
-    } while (epoch != pool->asked_first);
-    return false;
-}
-
-/* Is a worker that could claim to leave it for a while? */
-static bool lingers_locked(const dlrs_pool *pool)
-{
-    return takes_turns_locked(pool) && pool->hungry == 0 && dlrs_now_ns() < pool->lingers_until_ns;
-}
-
-static void signal_worker_locked(dlrs_pool *pool)
-{
-    if (pool->parked > pool->waking) {
-        pool->waking++;
-        pthread_cond_signal(&pool->work_ready);
-    }
-}
-
 /* How many workers could claim a run of the epoch at once, as far as that is told easily; 0 if none could. */
-static uint64_t claimable_runs_locked(const dlrs_epoch *epoch)
+static uint64_t claimable_runs_of_locked(const dlrs_epoch *epoch)
 {
     uint64_t runs = 0;
     for (const dlrs_slot *slot = epoch->first_unstarted; slot != NULL; slot = slot->next_unstarted) {
@@ -439,18 +418,37 @@ static uint64_t claimable_runs_locked(const dlrs_epoch *epoch)
     return runs;
 }
 
-/* Are fewer workers on their way than could claim? */
-static bool are_too_few_coming_locked(const dlrs_pool *pool)
+/* Could more than `few` workers claim a run of any epoch? */
+static bool more_could_claim_locked(const dlrs_pool *pool, uint64_t few)
 {
     uint64_t runs = 0;
     const dlrs_epoch *epoch = pool->asked_first;
     if (epoch == NULL || atomic_load_explicit(&pool->stopping, memory_order_relaxed))
         return false;
     do {
-        runs += claimable_runs_locked(epoch);
+        runs += claimable_runs_of_locked(epoch);
         epoch = epoch->next;
-    } while (epoch != pool->asked_first);
-    return runs > pool->coming + pool->waking;
+    } while (runs <= few && epoch != pool->asked_first);
+    return runs > few;
+}
+
+static bool claimable_locked(const dlrs_pool *pool)
+{
+    return more_could_claim_locked(pool, 0);
+}
+
+/* Is a worker that could claim to leave it for a while? */
+static bool lingers_locked(const dlrs_pool *pool)
+{
+    return takes_turns_locked(pool) && pool->hungry == 0 && dlrs_now_ns() < pool->lingers_until_ns;
+}
+
+static void signal_worker_locked(dlrs_pool *pool)
+{
+    if (pool->parked > pool->waking) {
+        pool->waking++;
+        pthread_cond_signal(&pool->work_ready);
+    }
 }
 
 /* Called whenever something may have become claimable, and by each worker that comes. A worker that comes decides for
@@ -470,7 +468,7 @@ static void wake_workers_locked(dlrs_pool *pool)
         }
     }
     if (pool->run_ns >= CHEAP_NS && pool->awake + pool->waking < limit_locked(pool) + pool->extra
-        && are_too_few_coming_locked(pool))
+        && more_could_claim_locked(pool, pool->coming + pool->waking))
         signal_worker_locked(pool);
 }
 
@@ -1246,10 +1244,8 @@ static void part_from_earlier_locked(dlrs_epoch *epoch)
  * others anyway, and then not each time. */
 static void ask_at_gate(dlrs_epoch *epoch, bool busy)
 {
-    if (!epoch->asks_gate) {
-        epoch->asks_gate = true;
-        dlrs_gate_ask();
-    }
+    if (!epoch->asks_gate)
+        begin_to_ask(epoch);
     if (!busy || epoch->pool->num_processors == 1)
         return;
     bool looks = epoch->looks_in_vain < LOOKS_IN_VAIN || epoch->looks_in_vain % LOOK_AGAIN == 0;

@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "_platform.h"
 #include "check.h"
+#include "plain_pool.h"
 
 #include <stdatomic.h>
 
@@ -16,23 +17,7 @@ enum { WORKERS = 4, ROUNDS = 3, BATCHES = WORKERS * ROUNDS };
 static dlrs_pool *the_pool;
 static atomic_uint arrived;
 static unsigned new_limit;
-static int thread, outcomes[BATCHES];
-
-static void *enter(void *context, dlrs_worker *worker)
-{
-    (void)context, (void)worker;
-    return &thread;
-}
-
-static void leave(void *context, dlrs_worker *worker)
-{
-    (void)context, (void)worker;
-}
-
-static void attach_or_detach(void *context)
-{
-    (void)context;
-}
+static int outcomes[BATCHES];
 
 static void await_arrivals(unsigned number)
 {
@@ -72,12 +57,11 @@ static void meet(void *context, dlrs_worker *worker, const dlrs_run *first)
 
 static void take_all(void)
 {
-    dlrs_pool_options options = {
-        .hooks = {.enter = enter, .attach = attach_or_detach, .detach = attach_or_detach, .work = meet, .leave = leave},
-        .num_threads = WORKERS,
-        .stack_size = 1 << 18,
-        .exclusive = true,
-        .adaptive = true};
+    dlrs_pool_options options = {.hooks = {.enter = plain_enter, .work = meet, .leave = plain_leave},
+                                 .num_threads = WORKERS,
+                                 .stack_size = 1 << 18,
+                                 .exclusive = true,
+                                 .adaptive = true};
     dlrs_epoch_options of_epoch = {
         .batch_size = 1, .capacity = BATCHES, .batches_in_parallel = BATCHES, .items_in_parallel = 1};
     dlrs_epoch *epoch;
