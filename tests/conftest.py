@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tasks import status_of, thread_ids
+from tasks import status_of, statuses_of_workers
 
 TESTS = Path(__file__).parent
 sys.path.insert(0, str(TESTS))
@@ -34,8 +34,7 @@ FREE_THREADED = not getattr(sys, "_is_gil_enabled", lambda: True)()
 
 def worker_threads() -> set[str]:
     """The threads of this process whose name says that they are workers of a loader."""
-    names = {thread: status_of(thread).get("Name", "") for thread in thread_ids()}
-    return {f"{thread} {name}" for thread, name in names.items() if name.startswith("dlrs-")}
+    return {f"{thread} {status['Name']}" for thread, status in statuses_of_workers().items()}
 
 
 def blocked_signals(thread: int) -> int:

@@ -14,7 +14,7 @@ import time
 import warnings
 
 from forked import wait_for
-from tasks import status_of, thread_ids
+from tasks import statuses_of_workers
 from toy_datasets import PATIENCE, Ids
 
 from dataloader_rs import PyDataloader
@@ -39,9 +39,7 @@ def say(*words: object) -> None:
 
 def parked_workers() -> int:
     """How many workers wait for work: they have Ctrl-C blocked then, and only then."""
-    found = map(status_of, thread_ids())
-    return sum(int(status["SigBlk"], 16) >> signal.SIGINT - 1 & 1 for status in found
-               if status.get("Name", "").startswith("dlrs-"))
+    return sum(int(status["SigBlk"], 16) >> signal.SIGINT - 1 & 1 for status in statuses_of_workers().values())
 
 
 class Order:

@@ -28,3 +28,9 @@ def status_of(thread_id: str) -> dict[str, str]:
             return {key: value.strip() for key, value in (line.split(":", 1) for line in status)}
     except OSError:
         return {}
+
+
+def statuses_of_workers() -> dict[str, dict[str, str]]:
+    """The same of all threads whose name says that they are workers of a loader, by native id."""
+    found = {thread: status_of(thread) for thread in thread_ids()}
+    return {thread: status for thread, status in found.items() if status.get("Name", "").startswith("dlrs-")}

@@ -21,7 +21,7 @@ PREAMBLE = """
 import faulthandler, gc, multiprocessing, os, signal, sys, threading, time, warnings
 from dataloader_rs import PyDataloader
 from forked import wait_for
-from tasks import status_of, thread_ids
+from tasks import statuses_of_workers
 from toy_datasets import Ids
 
 warnings.filterwarnings("ignore", "This process", DeprecationWarning)  # fork with threads, what this is about
@@ -42,7 +42,7 @@ def complete(loader):
     return sum(loader, []) == list(range(len(loader.dataset)))
 
 def num_worker_threads():
-    return sum(status_of(thread).get("Name", "").startswith("dlrs-") for thread in thread_ids())
+    return len(statuses_of_workers())
 
 def has_worker_threads(number, patience=5):
     # A thread gets its name a moment after it was made.
