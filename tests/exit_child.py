@@ -166,15 +166,19 @@ class InCWithGIL(InPython):
         super().__init__()
         self.with_gil = ctypes.PyDLL(None)
         self.duration = int(1e6 * float(sys.argv[3]))
+        self.announced = threading.Event()
 
     def announce(self, consuming: bool) -> None:
         self.wait_until_reached(consuming)
+        # Or the process could end between the worker's coming here and its word.
+        if not self.announced.wait(PATIENCE):
+            raise TimeoutError("the worker does not come to be held")
 
     def wait(self) -> None:
-        if not self.is_released:
-            self.is_released = True
+        if not self.announced.is_set():
             ready = f"ready {time.monotonic()}\n".encode()
             self.with_gil.write(1, ready, len(ready))
+            self.announced.set()
         self.with_gil.usleep(self.duration)
 
 
