@@ -22,7 +22,7 @@ VENV ?= $(if $(filter python3,$(PYTHON)),.venv,.venv-$(TAG))
 # What makes the path whole, for tools that look for others on PATH.
 BASE := $(if $(filter /%,$(VENV)),,$(CURDIR)/)
 EXTENSION := dataloader_rs/_core$(word 2,$(ABOUT))
-SOURCES := setup.py $(wildcard dataloader_rs/*.pyx dataloader_rs/*.pxd dataloader_rs/*.c dataloader_rs/*.h)
+SOURCES := setup.py $(foreach kind,pyx pxi pxd c h,$(wildcard dataloader_rs/*.$(kind)))
 # A virtual environment made by another interpreter lacks this file and is made anew; one that a person made is not
 # touched.
 MADE := $(VENV)/made-by-$(TAG)$(word 3,$(ABOUT))
@@ -89,7 +89,7 @@ docs: $(VENV)/with-docs $(EXTENSION)  ## build the documentation into build/docs
 
 lint: $(VENV)/with-lint  ## look for mistakes and for what is out of style; changes nothing
 	$(VENV)/bin/ruff check .
-	PATH="$(BASE)$(VENV)/bin:$$PATH" $(VENV)/bin/cython-lint dataloader_rs
+	PATH="$(BASE)$(VENV)/bin:$$PATH" $(VENV)/bin/cython-lint dataloader_rs dataloader_rs/*.pxi
 	$(VENV)/bin/clang-format --dry-run --Werror $(wildcard dataloader_rs/*.[ch] tests/c/*.[ch])
 	$(VENV)/bin/codespell
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-workflows $(wildcard .github/workflows/*.yml)

@@ -109,6 +109,6 @@ def test_links_within_the_project_resolve(page: Path):
 def test_named_files_exist():
     """Source files that the pages name in code style are in the package, in the project or among its examples."""
     for page in PAGES:
-        for name in re.findall(r"`((?:\w+/)*\w+\.(?:py|pyx|c|h|md))`", prose_of(page)):
+        for name in re.findall(r"`((?:\w+/)*\w+\.(?:py|pyx|pxi|c|h|md))`", prose_of(page)):
             places = [ROOT, ROOT / "dataloader_rs", ROOT / "examples"]
             assert any((place / name).exists() for place in places) or name == "train.py", name

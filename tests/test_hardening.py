@@ -163,7 +163,7 @@ def python_sources() -> list[Path]:
 
 
 def cython_sources() -> list[Path]:
-    found = sorted([*PACKAGE.glob("*.pyx"), *PACKAGE.glob("*.pxd")])
+    found = sorted(path for kind in ("pyx", "pxi", "pxd") for path in PACKAGE.glob(f"*.{kind}"))
     if not found:
         pytest.skip("the sources of the extensions are not where the package is")
     return found
