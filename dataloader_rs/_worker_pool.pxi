@@ -201,9 +201,11 @@ def _stop_all_workers():
 
 
 def _before_fork():
-    hold_for_fork()
-    with nogil:
-        dlrs_hold_new_states()
+    try:
+        hold_for_fork()
+    finally:
+        with nogil:
+            dlrs_hold_new_states()
 
 
 def _after_fork_in_parent():

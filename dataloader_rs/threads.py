@@ -12,7 +12,10 @@ DEFAULT_STACK_SIZE = 8 << 20
 _threading: Any = threading  # with its private names
 
 # Held while a thread is made known to `threading`, which then holds locks that the child of a fork could not get.
-_adopting = threading.RLock()
+_adopting: Any = threading.RLock()
+
+# The lock of `threading` that is held during a fork.
+_held_for_fork: Any = _threading._active_limbo_lock
 
 
 def stack_size() -> int:
@@ -48,17 +51,29 @@ def forget_thread() -> None:
 
 
 def hold_for_fork() -> None:
-    """Before a fork: wait until no worker is inside `threading`, and let none enter it."""
+    """Before a fork: wait until no worker is inside `threading`, and let none enter it.
+
+    The handler of a signal that comes meanwhile may raise; the fork takes place all the same.
+    """
+    global _held_for_fork
     _adopting.acquire()
-    _threading._active_limbo_lock.acquire()
+    _held_for_fork = _threading._active_limbo_lock
+    _held_for_fork.acquire()
 
 
 def release_in_parent() -> None:
     """After the fork, in the parent."""
-    _threading._active_limbo_lock.release()
-    _adopting.release()
+    for lock in (_held_for_fork, _adopting):
+        if lock._is_owned():
+            lock.release()
 
 
 def release_in_child() -> None:
-    """After the fork, in the child, where `threading` has made its lock anew."""
-    _adopting.release()
+    """After the fork, in the child.
+
+    `threading` has made its lock anew there, but from CPython 3.14 on threads that it did not start, as ours, go through
+    the one before when they end.
+    """
+    global _adopting
+    release_in_parent()
+    _adopting = threading.RLock()

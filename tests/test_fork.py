@@ -270,6 +270,58 @@ def test_forked_child_starts_its_threads_once(run_forking):
         """, (2, 3))
 
 
+def test_child_finds_no_lock_of_threading_held(run_forking):
+    """From CPython 3.14 on, a thread that ends in the child goes through the lock that was there before the fork."""
+    run_forking("""
+        lock = threading._active_limbo_lock
+        child = os.fork()
+        if child == 0:
+            acquired = []
+            thread = threading.Thread(target=lambda: acquired.append(lock.acquire(timeout=5)))
+            thread.start()
+            thread.join()
+            assert acquired == [True]
+            sys.exit(0)
+        wait_for(child)
+        """, (2, 1))
+
+
+def test_fork_goes_ahead_if_a_signal_handler_raises_in_it(run_forking):
+    """While it waits for a worker that makes itself known: parent and child load as after any other fork."""
+    run_forking("""
+        from dataloader_rs import threads
+        held, done = threading.Event(), threading.Event()
+
+        def hold():
+            with threads._adopting:
+                held.set()
+                done.wait()
+
+        class Late(BaseException):
+            pass
+
+        def handler(*_):
+            raise Late
+
+        ignored = []
+        sys.unraisablehook = lambda unraisable: ignored.append(unraisable.exc_type)
+        other = threading.Thread(target=hold)
+        other.start()
+        held.wait()
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        child = os.fork()
+        assert ignored == [Late]
+        if child == 0:
+            assert complete(load(Ids(64)))
+            sys.exit(0)
+        wait_for(child)
+        done.set()
+        other.join()
+        assert complete(load(Ids(64)))
+        """, (2, 1))
+
+
 # ---- signals, as child processes and workers see them ----
 
 
