@@ -69,6 +69,7 @@ cdef extern from "_freethreading.h":
 cdef extern from "Python.h":
     PyInterpreterState *PyInterpreterState_Get()
     PyInterpreterState *PyInterpreterState_Main()
+    size_t PyThread_get_stacksize()
     void PyException_SetCause(object error, PyObject *cause)
     object PyContext_CopyCurrent()
     object PyContext_Copy(object context)

@@ -15,6 +15,9 @@ from libc.string cimport strerror
 from dataloader_rs.threads import hold_for_fork, release_in_child, release_in_parent
 
 
+# As large as that of a main thread usually is.
+cdef size_t DEFAULT_STACK_SIZE = 8 << 20
+
 # How long the end of the process waits for workers that are inside Python, in pieces of SIGNAL_CHECK_NS.
 cdef int EXIT_CHECKS = 20
 
@@ -41,6 +44,12 @@ cdef object exiting(what):
     if threading.current_thread() is threading.main_thread():
         return RuntimeError(f"{what}: the interpreter is exiting")
     return SystemExit()
+
+
+def stack_size():
+    """Stack of a worker, in bytes: the usual one, or what the program asked for with `threading.stack_size`, if more."""
+    # To ask that function would set it back to 0.
+    return max(PyThread_get_stacksize(), DEFAULT_STACK_SIZE)
 
 
 @cython.final

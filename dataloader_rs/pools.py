@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from dataloader_rs._core import WorkerPool, process_generation
-from dataloader_rs.threads import stack_size
+from dataloader_rs._core import WorkerPool, process_generation, stack_size
 from dataloader_rs.worker_info import Crew
 
 

@@ -7,8 +7,6 @@ import threading
 
 from dataloader_rs.hints import Any
 
-DEFAULT_STACK_SIZE = 8 << 20
-
 _threading: Any = threading  # with its private names
 
 # Held while a thread is made known to `threading`, which then holds locks that the child of a fork could not get.
@@ -16,11 +14,6 @@ _adopting: Any = threading.RLock()
 
 # The lock of `threading` that is held during a fork.
 _held_for_fork: Any = _threading._active_limbo_lock
-
-
-def stack_size() -> int:
-    """Stack of a worker, in bytes: as large as that of a main thread usually is, or what the program asked for."""
-    return max(threading.stack_size(), DEFAULT_STACK_SIZE)
 
 
 def adopt_thread(name: str) -> None:

@@ -123,6 +123,46 @@ RECURSION = """
 """
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="asks glibc")
+@pytest.mark.slow
+def test_stack_size_of_the_program_holds_for_all_its_threads(run_script):
+    """What the program asked for before is what workers of all loaders get, and threads of its own afterwards."""
+    run_script("""
+        import ctypes, threading
+        from dataloader_rs import PyDataloader
+        from toy_datasets import Ids
+
+        glibc = ctypes.CDLL(None)
+        glibc.pthread_self.restype = ctypes.c_void_p
+        glibc.pthread_getattr_np.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+
+        def stack_size():
+            attributes, size = ctypes.create_string_buffer(64), ctypes.c_size_t()
+            assert glibc.pthread_getattr_np(glibc.pthread_self(), attributes) == 0
+            assert glibc.pthread_attr_getstacksize(attributes, ctypes.byref(size)) == 0
+            glibc.pthread_attr_destroy(attributes)
+            return size.value >> 20
+
+        class StackSizes(Ids):
+            def __getitem__(self, index):
+                return stack_size()
+
+        def sizes_of_workers():
+            return sum(PyDataloader(StackSizes(4), num_workers=2), [])
+
+        assert sizes_of_workers() == [8] * 4
+        threading.stack_size(32 << 20)
+        assert sizes_of_workers() == sizes_of_workers() == [32] * 4
+        mine = []
+        thread = threading.Thread(target=lambda: mine.append(stack_size()))
+        thread.start()
+        thread.join()
+        assert mine == [32]
+        assert threading.stack_size(1 << 20) == 32 << 20
+        assert min(sizes_of_workers()) >= 8  # glibc may use one again that is larger
+        """)
+
+
 def test_recursion_is_as_deep_as_on_the_main_thread(run_script):
     """A depth of C calls that the main thread bears works on a worker: its stack is as large."""
     run_script(RECURSION)
