@@ -508,7 +508,8 @@ def test_workers_of_a_stream_start_before_its_first_batch(num_workers):
     error = ValueError("init")
 
     def fail(worker_id: int) -> None:
-        raise error
+        if worker_id == 0:
+            raise error
 
     iterator = iter(PyDataloader(Stream(8), 2, num_workers=num_workers, worker_init_fn=fail))
     with pytest.raises(ValueError) as caught:
