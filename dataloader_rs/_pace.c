@@ -8,6 +8,8 @@
 
 #include <stddef.h>
 
+#include "_numbers.h"
+
 #define MS 1000000ull
 
 enum {
@@ -42,16 +44,6 @@ static const double SIDE_BY_SIDE = 0.8; /* of the processors that the workers co
 static const double CHANGED = 1.5;      /* times as long, a run */
 static const double FULL = 0.9;         /* of the processors that there are: more workers have nothing to run on */
 static const double AS_BUSY = 0.85;     /* as the crowd was, are those who are left when it was thinned */
-
-static uint64_t min_u64(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
-static uint64_t max_u64(uint64_t a, uint64_t b)
-{
-    return a > b ? a : b;
-}
 
 void dlrs_pace_init(dlrs_pace *pace, unsigned most, unsigned num_processors, bool exclusive)
 {
@@ -132,7 +124,7 @@ static bool are_rare(const dlrs_pace *pace, unsigned awake)
 static uint64_t first_trial_with_fewer(const dlrs_pace *pace, uint64_t now_ns)
 {
     uint64_t run_ns = pace->reported_ns / pace->reports;
-    return pace->exclusive ? now_ns : now_ns + min_u64(run_ns * ENOUGH_REPORTS * WORTH_FIRST, FIRST_MOST_NS);
+    return pace->exclusive ? now_ns : now_ns + dlrs_min_u64(run_ns * ENOUGH_REPORTS * WORTH_FIRST, FIRST_MOST_NS);
 }
 
 static bool are_runs_cheap(const dlrs_pace *pace)
@@ -158,7 +150,7 @@ static bool are_crowd(const dlrs_pace *pace)
 /* Fewer workers were tried for so long, and in vain. */
 static void put_off_fewer(dlrs_pace *pace, uint64_t spent_ns, uint64_t now_ns)
 {
-    pace->fewer_due_ns = pace->thinning_due_ns = now_ns + max_u64(2 * PERIOD_NS, spent_ns * WORTH);
+    pace->fewer_due_ns = pace->thinning_due_ns = now_ns + dlrs_max_u64(2 * PERIOD_NS, spent_ns * WORTH);
     pace->put_off_run_ns = 0;
 }
 
@@ -229,7 +221,7 @@ static unsigned next_candidate(const dlrs_pace *pace, uint64_t now_ns)
 static uint64_t next_look(const dlrs_pace *pace, uint64_t now_ns)
 {
     uint64_t look_ns = now_ns + PERIOD_NS;
-    return now_ns < pace->fewer_due_ns ? min_u64(look_ns, pace->fewer_due_ns) : look_ns;
+    return now_ns < pace->fewer_due_ns ? dlrs_min_u64(look_ns, pace->fewer_due_ns) : look_ns;
 }
 
 static void begin_trial(dlrs_pace *pace, unsigned candidate, uint64_t now_ns)

@@ -40,6 +40,7 @@
 #include <stdlib.h>
 
 #include "_gate.h"
+#include "_numbers.h"
 #include "_pace.h"
 #include "_process.h"
 #include "_stopwatch.h"

@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "_numbers.h"
+
 enum { INITIAL_SIZE = 4 };
 
 /* Double the slots, or as far as the capacity allows. Called when all of them are in use, and by init when there

@@ -26,11 +26,6 @@ typedef enum dlrs_slot_state {
 
 #define DLRS_NO_ITEM UINT64_MAX
 
-static inline uint64_t dlrs_min_u64(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
 /* A place in the reorder buffer. Slots do not move while the ring grows, so a pointer to one stays good until the
  * ring is freed. */
 typedef struct dlrs_slot {

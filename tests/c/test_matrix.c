@@ -1,6 +1,7 @@
 /* Whole epochs, of every small shape, that end at every point: each batch once, in order, within the bound, and nothing
  * is left over. The pool has real threads; which of them comes first is for the system to say (test_interleavings.c
  * says it itself). A pool has a worker at least: loaders without workers do not come here. */
+#include "_numbers.h"
 #include "_pool.h"
 #include "check.h"
 #include "plain_pool.h"
