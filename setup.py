@@ -24,12 +24,14 @@ BUILD_DIR = os.environ.get("DLRS_BUILD_DIR") or (
 # The C parts of each. A part's header is named even if it is gone: an up-to-date object would hide that it is missing.
 C_PARTS = {
     "dataloader_rs/_buffers": ["dataloader_rs/_store"],
-    "dataloader_rs/_core": [f"dataloader_rs/_{part}" for part in ("pool", "process", "reorder", "pace", "stopwatch",
-                                                                  "gate")],
+    "dataloader_rs/_core": [f"dataloader_rs/_{part}" for part in ("pool", "claim", "epoch", "worker", "process",
+                                                                  "reorder", "pace", "stopwatch", "gate")],
     "dataloader_rs/_share": [],
     "dataloader_rs/_shuffle": ["dataloader_rs/_order"],
 }
-HEADERS = {*glob("dataloader_rs/*.h"), *(f"{part}.h" for parts in C_PARTS.values() for part in parts)}
+# What parts without a header of their own share.
+SHARED = dict.fromkeys([f"dataloader_rs/_{part}" for part in ("claim", "epoch", "worker")], "dataloader_rs/_pool_parts")
+HEADERS = {*glob("dataloader_rs/*.h"), *(f"{SHARED.get(part, part)}.h" for parts in C_PARTS.values() for part in parts)}
 
 # Without -g debuggers know the names of all functions but no lines; with it the wheel is twice as large.
 OPTIMIZE = ["-O3", "-g" if os.environ.get("DLRS_DEBUG") == "1" else "-g0"]

@@ -3,19 +3,19 @@
 The files, in the order of the data: ``dataset.py`` (what a dataset answers), ``stream.py`` (datasets that are
 iterated), ``sampler.py`` (the order of the user's indices), ``_shuffle.pyx`` and ``_order.c`` (the order of a shuffle),
 ``loader.py`` (the loader and its epochs) with ``arguments.py`` (checks), ``pools.py`` (when threads start),
-``_reorder.c`` (the ring of slots) and ``_pool.c`` (the threads that fill it), ``_core.pyx`` (whose parts are ``.pxi``
-files) with ``_bridge.h`` and ``_freethreading.h`` (the bridge between the two and Python, and the iterator),
-``threads.py`` (what makes a worker look like a Python thread), ``worker_info.py`` (what a worker knows of itself, and
-what it calls when it starts and ends), ``fetch.py`` (how items are asked for), ``randomness.py`` with
-``sample_seed.py`` (random numbers of a sample), ``collate.py`` (how samples become a batch of arrays) with
-``_buffers.pyx``, ``_copy.h`` and ``_store.c`` (memory that batches use again), ``pinning.py`` (how a batch gets into
-page-locked memory) and ``containers.py`` (containers like others), ``errors.py`` (how an exception of user code comes
-out), ``epochs.py`` and ``generators.py`` (what the order of an epoch depends on), ``ahead.py`` (the epoch that workers
-go on with), ``serial.py`` with ``locks.py`` (one thread at a time in a dataset), ``torch_arguments.py`` and
-``foreign.py`` (what comes from torch as it is), ``stuck.py`` (what a batch that does not come waits for),
-``sharing.py`` with ``_share.pyx`` (lookup tables that all threads read), ``interpreters.py`` (which interpreters may
-import all this), ``hints.py`` (what annotations are made of) and ``protocols.py`` (what type checkers know of datasets
-that are not ours).
+``_reorder.c`` (the ring of slots), ``_pool.c`` with ``_worker.c`` and ``_claim.c`` (the threads that fill it) and
+``_epoch.c`` (who takes from it), ``_core.pyx`` (whose parts are ``.pxi`` files) with ``_bridge.h`` and
+``_freethreading.h`` (the bridge between all that and Python, and the iterator), ``threads.py`` (what makes a worker
+look like a Python thread), ``worker_info.py`` (what a worker knows of itself, and what it calls when it starts and
+ends), ``fetch.py`` (how items are asked for), ``randomness.py`` with ``sample_seed.py`` (random numbers of a sample),
+``collate.py`` (how samples become a batch of arrays) with ``_buffers.pyx``, ``_copy.h`` and ``_store.c`` (memory that
+batches use again), ``pinning.py`` (how a batch gets into page-locked memory) and ``containers.py`` (containers like
+others), ``errors.py`` (how an exception of user code comes out), ``epochs.py`` and ``generators.py`` (what the order of
+an epoch depends on), ``ahead.py`` (the epoch that workers go on with), ``serial.py`` with ``locks.py`` (one thread at a
+time in a dataset), ``torch_arguments.py`` and ``foreign.py`` (what comes from torch as it is), ``stuck.py`` (what a
+batch that does not come waits for), ``sharing.py`` with ``_share.pyx`` (lookup tables that all threads read),
+``interpreters.py`` (which interpreters may import all this), ``hints.py`` (what annotations are made of) and
+``protocols.py`` (what type checkers know of datasets that are not ours).
 """
 
 from dataloader_rs.interpreters import require_main_interpreter

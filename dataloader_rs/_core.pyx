@@ -3,8 +3,8 @@
 
 Here are thread states, the references that slots of the reorder buffer hold, C status to exception, and the
 iterator: one extension, whose parts are the files that are included below. Arguments are checked in ``loader.py``; what
-order the indices come in is decided in ``sampler.py`` and ``_shuffle.pyx``; threads, locks and waiting are in
-``_pool.c``.
+order the indices come in is decided in ``sampler.py`` and ``_shuffle.pyx``; threads, locks and waiting are
+behind ``_pool.h``.
 
 NOTE [ who holds what ] The loader holds a `Recipe` and a `WorkerPool`. An iterator holds its `_Epoch` and the
 `WorkerPool`. Workers know the `_Epoch` alone, by a borrowed pointer in the C epoch: it stays good because the iterator

@@ -8,8 +8,8 @@
  *   - a worker, from inside the `work` hook, finishes runs and asks for the next one.
  *
  * Rules that hold everywhere:
- *   - No hook is called, and nothing a result points to is touched, while a lock of this file is held; but for
- *     dlrs_epoch_visit, which says so.
+ *   - No hook is called, and nothing a result points to is touched, while a lock of the pool or of the
+ *     process is held; but for dlrs_epoch_visit, which says so.
  *   - A call waits only where its name says so (`wait`), and in dlrs_worker_let_consumers_pass, which detaches for
  *     it; the others hold a lock for a bounded number of steps.
  *   - Nothing ever joins a thread. The memory of a pool is counted, by its owner and by its workers, and the last
@@ -78,7 +78,7 @@ typedef struct dlrs_pool_options {
     bool exclusive;       /* there is an `attach`, and it waits until no other thread of the process is attached, as
                            * for a GIL; if that becomes so later, it costs some speed only */
     bool adaptive;        /* keep workers parked that only get in each other's way, see _pace.h, and if exclusive let
-                           * them take long turns while runs are cheap, see _pool.c */
+                           * them take long turns while runs are cheap, see _pool_parts.h */
 } dlrs_pool_options;
 
 typedef struct dlrs_epoch_options {
@@ -97,7 +97,7 @@ typedef struct dlrs_epoch_options {
                                  * the new one. NULL: none. */
 } dlrs_epoch_options;
 
-/* ---- the owner ---- */
+/* ---- the owner: _pool.c ---- */
 
 /* Make a pool and start its threads. On DLRS_NO_THREAD *os_error holds the system's error number, and *pool is a
  * stopped pool whose threads are those that did start: the caller waits for them, where it may wait, and releases it.
@@ -120,7 +120,7 @@ bool dlrs_pool_wait(dlrs_pool *pool, uint64_t timeout_ns);
 /* Stop the pool and give up the owner's share of it. */
 void dlrs_pool_release(dlrs_pool *pool);
 
-/* ---- the consumer ---- */
+/* ---- the consumer: _epoch.c ---- */
 
 /* Make an epoch without items. `user` comes back in every run. The owner must keep the pool until the consumer
  * has left the epoch. On a stopped pool it can be made, and says so when it is taken from. */
@@ -172,7 +172,7 @@ bool dlrs_epoch_leave(dlrs_epoch *epoch);
 /* Free an epoch that nobody holds. */
 void dlrs_epoch_free(dlrs_epoch *epoch);
 
-/* ---- a worker, inside its `work` hook ---- */
+/* ---- a worker, inside its `work` hook: _worker.c ---- */
 
 /* Number of the worker in its pool, from 0. */
 unsigned dlrs_worker_index(const dlrs_worker *worker);
@@ -211,7 +211,7 @@ bool dlrs_run_is_wanted(const dlrs_run *run);
  * until the next call, also if it is the same. */
 bool dlrs_worker_next(dlrs_worker *worker, dlrs_run *run, void *outcome, void **unwanted, dlrs_epoch **orphan);
 
-/* ---- the process ---- */
+/* ---- the process: _process.c ---- */
 
 /* Make forks count; to be called before there is a pool. May be called twice. */
 dlrs_status dlrs_process_prepare(void);

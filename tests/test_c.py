@@ -1,7 +1,7 @@
 """Builds and runs the C tests, so that pytest is the one entry. They need a C compiler and no Python.
 
 `tests/c/test_<part>.c` is linked with `dataloader_rs/_<part>.c`, or with the parts that it is about and what they are
-built on. `test_faults.c` and `test_interleavings.c` contain the sources they test.
+built on. `test_faults.c` and `test_interleavings.c` contain the sources they test, and `test_watch.c` one of them.
 
 Each runs as it is, under AddressSanitizer with UndefinedBehaviorSanitizer, and where there are threads or memory that
 they hand over, under ThreadSanitizer and valgrind's memcheck. (helgrind does not know C11 atomics.) With DLRS_C_LONG=1,
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 PROGRAMS = Path(__file__).parent / "c"
 PACKAGE = Path(__file__).parents[1] / "dataloader_rs"
-POOL = ["pool", "process", "reorder", "pace", "stopwatch", "gate"]
+POOL = ["worker", "claim", "epoch", "pool", "process", "reorder", "pace", "stopwatch", "gate"]
 PARTS = {"pool": POOL, "epochs": POOL, "matrix": POOL, "faults": [], "interleavings": [], "watch": POOL[1:]}
 
 COMMON = ["-std=c11", "-pthread", f"-I{PACKAGE}"]

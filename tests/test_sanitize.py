@@ -23,16 +23,16 @@ BAR = "=" * 18
 OURS = f"""{BAR}
 WARNING: ThreadSanitizer: data race (pid=7)
   Write of size 8 at 0x7b0400000010 by thread T2:
-    #0 dlrs_worker_next dataloader_rs/_pool.c:900 (_core.cpython-313t-x86_64-linux-gnu.so+0x123)
+    #0 dlrs_worker_next dataloader_rs/_worker.c:380 (_core.cpython-313t-x86_64-linux-gnu.so+0x123)
     #1 thread_run Python/thread_pthread.h:243 (python3.13+0x99)
 
   Previous read of size 8 at 0x7b0400000010 by main thread:
     #0 _PyEval_EvalFrameDefault Python/ceval.c:10 (python3.13+0x77)
 
-SUMMARY: ThreadSanitizer: data race dataloader_rs/_pool.c:900 in dlrs_worker_next
+SUMMARY: ThreadSanitizer: data race dataloader_rs/_worker.c:380 in dlrs_worker_next
 {BAR}
 """
-THEIRS = OURS.replace("dlrs_worker_next dataloader_rs/_pool.c:900 (_core.cpython-313t-x86_64-linux-gnu.so+0x123)",
+THEIRS = OURS.replace("dlrs_worker_next dataloader_rs/_worker.c:380 (_core.cpython-313t-x86_64-linux-gnu.so+0x123)",
                       "list_append Objects/listobject.c:5 (python3.13+0x12)")
 ADDRESS = f"""{BAR * 3}
 ==12==ERROR: AddressSanitizer: heap-buffer-overflow on address 0x60 at pc 0x7f bp 0x7f sp 0x7f
@@ -70,8 +70,8 @@ def test_all_that_the_other_sanitizers_find_is_a_fault():
 
 def test_explained_race_is_no_fault_and_explanations_need_a_reason():
     """An entry is for a kind and a frame; the comment before it is the reason."""
-    known = explanations("# A head line.\n\n# It is only\n# counted.\ndata race:dlrs_worker_next .*_pool\\.c\n")
-    assert known == {"data race:dlrs_worker_next .*_pool\\.c": "It is only counted."}
+    known = explanations("# A head line.\n\n# It is only\n# counted.\ndata race:dlrs_worker_next .*_worker\\.c\n")
+    assert known == {"data race:dlrs_worker_next .*_worker\\.c": "It is only counted."}
     assert judge("thread", reports_in(OURS), known) == []
     assert judge("thread", reports_in(OURS), ["data race:dlrs_other", "deadlock:dlrs_worker_next"]) != []
     with pytest.raises(ValueError, match="no reason is given for data race:x"):

@@ -1,7 +1,7 @@
 /* The ring and the pool when the system refuses them memory or threads, and when they wait. This file contains all
  * parts, with every call that can fail or wait replaced by one that counts, refuses on demand, and tells who waits. */
 #ifndef _GNU_SOURCE
-#define _GNU_SOURCE /* as _pool.c wants it, which comes too late to say so */
+#define _GNU_SOURCE /* as _platform.h wants it, which comes too late to say so */
 #endif
 
 #include "check.h"
@@ -219,7 +219,10 @@ static int spying_timed_wait(pthread_cond_t *cond, pthread_mutex_t *lock, const 
 #include "_reorder.c"
 #include "_stopwatch.c"
 
+#include "_claim.c"
+#include "_epoch.c"
 #include "_pool.c"
+#include "_worker.c"
 #undef malloc
 #undef calloc
 #undef free

@@ -2,7 +2,7 @@
  * file contains the parts it tests, with every lock, wait, atomic, clock and thread replaced by one that the scheduler
  * knows. */
 #ifndef _GNU_SOURCE
-#define _GNU_SOURCE /* as _pool.c wants it, which comes too late to say so */
+#define _GNU_SOURCE /* as _platform.h wants it, which comes too late to say so */
 #endif
 
 #include "check.h"
@@ -124,7 +124,10 @@ static uint64_t deadline_after(uint64_t timeout_ns)
 #include "_reorder.c"
 #include "_stopwatch.c"
 
+#include "_claim.c"
+#include "_epoch.c"
 #include "_pool.c"
+#include "_worker.c"
 
 #undef malloc
 #undef calloc
@@ -269,7 +272,7 @@ static void schedule_unlocks(const pthread_mutex_t *lock, const char *place)
                    || (now->allocates > 0 && allowance <= 0
                        && (strcmp(place, "worker_claim") == 0 || strcmp(place, "dlrs_worker_next") == 0));
     if (!now->adaptive && pool->parked > pool->waking && !goes_on)
-        SCHEDULE_CHECK(pool->coming > 0 || pool->waking > 0 || pool->spinning || !claimable_locked(pool));
+        SCHEDULE_CHECK(pool->coming > 0 || pool->waking > 0 || pool->spinning || !dlrs_claimable_locked(pool));
 }
 
 /* `num_finished` says that something goes on, `failed` is set before `stopping` is, and the gate has no lock. */
@@ -825,7 +828,7 @@ static void test_lost_signals_are_noticed(void)
     static const struct {
         const char *function, *said;
     } lost[] = {
-        {"signal_worker_locked", "no thread can run"},
+        {"dlrs_signal_worker_locked", "no thread can run"},
         {"head_changed_locked", "!schedule_is_waited_for(&epoch->head_ready)"},
         {"stop_locked", "no thread can run"},
         {"dlrs_member_drop", "no thread can run"},

@@ -10,7 +10,7 @@
 static bool threads_compute;
 
 #define dlrs_process_busy_ns() (threads_compute ? dlrs_now_ns() : 0)
-#include "_pool.c"
+#include "_worker.c"
 
 enum { WORKERS = 4, ROUNDS = 3, BATCHES = WORKERS * ROUNDS };
 
