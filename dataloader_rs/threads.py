@@ -12,8 +12,13 @@ _threading: Any = threading  # with its private names
 # Held while a thread is made known to `threading`, which then holds locks that the child of a fork could not get.
 _adopting: Any = threading.RLock()
 
-# The lock of `threading` that is held during a fork.
-_held_for_fork: Any = _threading._active_limbo_lock
+# From CPython 3.14 on, threads that `threading` did not start, as ours, go through the lock that it had when it was
+# imported when they end, also in a child, where it has another. Before, this is empty.
+_ending: Any = getattr(_threading, "_DeleteDummyThreadOnDel", object).__dict__.get("__del__")
+_ending_locks = tuple(value for value in getattr(_ending, "__defaults__", None) or () if hasattr(value, "_is_owned"))
+
+# Locks of `threading` that are held during a fork, in the order in which they are acquired.
+_held_for_fork: tuple[Any, ...] = ()
 
 
 def adopt_thread(name: str) -> None:
@@ -50,23 +55,20 @@ def hold_for_fork() -> None:
     """
     global _held_for_fork
     _adopting.acquire()
-    _held_for_fork = _threading._active_limbo_lock
-    _held_for_fork.acquire()
+    _held_for_fork = (*_ending_locks, _threading._active_limbo_lock)
+    for lock in _held_for_fork:
+        lock.acquire()
 
 
 def release_in_parent() -> None:
     """After the fork, in the parent."""
-    for lock in (_held_for_fork, _adopting):
+    for lock in (*reversed(_held_for_fork), _adopting):
         if lock._is_owned():
             lock.release()
 
 
 def release_in_child() -> None:
-    """After the fork, in the child.
-
-    `threading` has made its lock anew there, but from CPython 3.14 on threads that it did not start, as ours, go through
-    the one before when they end.
-    """
+    """After the fork, in the child, where `threading` has made its lock anew."""
     global _adopting
     release_in_parent()
     _adopting = threading.RLock()

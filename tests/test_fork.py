@@ -286,6 +286,36 @@ def test_child_finds_no_lock_of_threading_held(run_forking):
         """, (2, 1))
 
 
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="threads that end go through the lock that threading has then")
+def test_grandchild_finds_no_lock_of_threading_held(run_forking):
+    """In a child, from CPython 3.14 on, a fork waits for threads that end, which go through the lock of the parent."""
+    run_forking("""
+        lock = threading._active_limbo_lock
+        child = os.fork()
+        if child == 0:
+            held = threading.Event()
+
+            def hold():
+                with lock:
+                    held.set()
+                    time.sleep(0.2)
+
+            threading.Thread(target=hold).start()
+            held.wait()
+            grandchild = os.fork()
+            if grandchild == 0:
+                acquired = []
+                thread = threading.Thread(target=lambda: acquired.append(lock.acquire(timeout=5)))
+                thread.start()
+                thread.join()
+                assert acquired == [True]
+                sys.exit(0)
+            wait_for(grandchild)
+            sys.exit(0)
+        wait_for(child)
+        """, (2, 1))
+
+
 def test_fork_goes_ahead_if_a_signal_handler_raises_in_it(run_forking):
     """While it waits for a worker that makes itself known: parent and child load as after any other fork."""
     run_forking("""
