@@ -163,6 +163,7 @@ def test_stack_size_of_the_program_holds_for_all_its_threads(run_script):
         """)
 
 
+@pytest.mark.skipif(sys.version_info[:2] == (3, 12), reason="it counts calls through C, and allows too few")
 def test_recursion_is_as_deep_as_on_the_main_thread(run_script):
     """A depth of C calls that the main thread bears works on a worker: its stack is as large."""
     run_script(RECURSION)
