@@ -78,15 +78,18 @@ static inline uint64_t dlrs_get_current_pool(void)
  * child of a fork needs that lock: before CPython 3.12 fork() does not see to it. So whoever forks through Python first
  * waits, with this lock, until no worker is making a state. The child's only thread is the one that holds it. */
 static pthread_mutex_t dlrs_new_state_lock = PTHREAD_MUTEX_INITIALIZER;
+static _Thread_local unsigned dlrs_new_state_holds; /* of this thread: a hook of a fork may fork */
 
 static inline void dlrs_hold_new_states(void)
 {
-    pthread_mutex_lock(&dlrs_new_state_lock);
+    if (dlrs_new_state_holds++ == 0)
+        pthread_mutex_lock(&dlrs_new_state_lock);
 }
 
 static inline void dlrs_release_new_states(void)
 {
-    pthread_mutex_unlock(&dlrs_new_state_lock);
+    if (--dlrs_new_state_holds == 0)
+        pthread_mutex_unlock(&dlrs_new_state_lock);
 }
 
 /* Called attached, and leaves the thread without a thread state. */

@@ -49,6 +49,7 @@ include "_epoch.pxi"
 include "_worker.pxi"
 include "_request.pxi"
 include "_worker_pool.pxi"
+include "_fork.pxi"
 include "_iterator.pxi"
 include "_start.pxi"
 

@@ -1,7 +1,6 @@
-# The worker threads of a loader, and what becomes of all of them when the process forks or ends.
+# The worker threads of a loader, and what becomes of all of them when the process ends.
 
 import atexit
-import os
 import sys
 import threading
 
@@ -11,8 +10,6 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport uint64_t
 from libc.string cimport strerror
-
-from dataloader_rs.threads import hold_for_fork, release_in_child, release_in_parent
 
 
 # As large as that of a main thread usually is.
@@ -47,8 +44,8 @@ cdef object exiting(what):
 
 
 def stack_size():
-    """Stack of a worker, in bytes: the usual one, or what the program asked for with `threading.stack_size`, if more."""
-    # To ask that function would set it back to 0.
+    """Stack of a worker, in bytes: the usual one, or what the program asked for with `threading.stack_size` if more."""
+    # A call of threading.stack_size() would set it back to 0.
     return max(PyThread_get_stacksize(), DEFAULT_STACK_SIZE)
 
 
@@ -209,25 +206,4 @@ def _stop_all_workers():
         return  # Ctrl-C, or a handler that calls sys.exit(): whoever sent it wants the end, and that is near
 
 
-def _before_fork():
-    try:
-        hold_for_fork()
-    finally:
-        with nogil:
-            dlrs_hold_new_states()
-
-
-def _after_fork_in_parent():
-    dlrs_release_new_states()
-    release_in_parent()
-
-
-def _after_fork_in_child():
-    dlrs_release_new_states()
-    release_in_child()
-
-
-if dlrs_process_prepare() != DLRS_OK:
-    raise MemoryError("no memory for a fork handler")
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 atexit.register(_stop_all_workers)

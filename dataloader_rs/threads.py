@@ -4,26 +4,40 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Iterator
 
 from dataloader_rs.hints import Any
 
 _threading: Any = threading  # with its private names
 
 # Held while a thread is made known to `threading`, which then holds locks that the child of a fork could not get.
-_adopting: Any = threading.RLock()
+adopting: Any = threading.RLock()
 
-# From CPython 3.14 on, threads that `threading` did not start, as ours, go through the lock that it had when it was
-# imported when they end, also in a child, where it has another. Before, this is empty.
-_ending: Any = getattr(_threading, "_DeleteDummyThreadOnDel", object).__dict__.get("__del__")
-_ending_locks = tuple(value for value in getattr(_ending, "__defaults__", None) or () if hasattr(value, "_is_owned"))
 
-# Locks of `threading` that are held during a fork, in the order in which they are acquired.
-_held_for_fork: tuple[Any, ...] = ()
+def _locks_of_ending_threads() -> Iterator[Any]:
+    """What threads that `threading` did not start, as ours, go through when they end, if that may be another lock.
+
+    From CPython 3.14 on it is the one that `threading` had when it was imported, and in the child of a fork it has a new
+    one. If a thread of the parent held the old one at a fork that was before this import, it is held for ever.
+    """
+    ending = getattr(_threading, "_DeleteDummyThreadOnDel", object).__dict__.get("__del__")
+    for lock in getattr(ending, "__defaults__", None) or ():
+        if not hasattr(lock, "_at_fork_reinit"):
+            continue
+        if lock is not _threading._active_limbo_lock:
+            if lock.acquire(timeout=1):
+                lock.release()
+            else:
+                lock._at_fork_reinit()
+        yield lock
+
+
+ending_locks = tuple(_locks_of_ending_threads())
 
 
 def adopt_thread(name: str) -> None:
     """Name the calling thread in `threading`, and give it the program's trace and profile functions."""
-    with _adopting:
+    with adopting:
         threading.current_thread().name = name
     trace, profile = threading.gettrace(), threading.getprofile()
     if trace is not None:
@@ -46,29 +60,3 @@ def forget_thread() -> None:
     if sys.version_info < (3, 13):
         with _threading._active_limbo_lock:
             _threading._active.pop(threading.get_ident(), None)
-
-
-def hold_for_fork() -> None:
-    """Before a fork: wait until no worker is inside `threading`, and let none enter it.
-
-    The handler of a signal that comes meanwhile may raise; the fork takes place all the same.
-    """
-    global _held_for_fork
-    _adopting.acquire()
-    _held_for_fork = (*_ending_locks, _threading._active_limbo_lock)
-    for lock in _held_for_fork:
-        lock.acquire()
-
-
-def release_in_parent() -> None:
-    """After the fork, in the parent."""
-    for lock in (*reversed(_held_for_fork), _adopting):
-        if lock._is_owned():
-            lock.release()
-
-
-def release_in_child() -> None:
-    """After the fork, in the child, where `threading` has made its lock anew."""
-    global _adopting
-    release_in_parent()
-    _adopting = threading.RLock()

@@ -316,40 +316,172 @@ def test_grandchild_finds_no_lock_of_threading_held(run_forking):
         """, (2, 1))
 
 
-def test_fork_goes_ahead_if_a_signal_handler_raises_in_it(run_forking):
-    """While it waits for a worker that makes itself known: parent and child load as after any other fork."""
-    run_forking("""
+@pytest.mark.parametrize("lock", ["threads.adopting", "threading._active_limbo_lock"])
+def test_fork_that_a_signal_handler_interrupts_waits_all_the_same(lock, run_forking):
+    """The handler raises while the fork waits for a thread that is inside `threading`: parent and child load as after
+    any other fork."""
+    run_forking(f"""
+        import _thread
         from dataloader_rs import threads
-        held, done = threading.Event(), threading.Event()
+        held, forking, interrupted = threading.Event(), _thread.allocate_lock(), threading.Event()
+        main = threading.get_ident()
 
         def hold():
-            with threads._adopting:
+            with {lock}:
                 held.set()
-                done.wait()
+                with forking:
+                    while not interrupted.wait(0.01):
+                        signal.pthread_kill(main, signal.SIGALRM)
 
         class Late(BaseException):
             pass
 
         def handler(*_):
-            raise Late
+            if not interrupted.is_set():
+                interrupted.set()
+                raise Late
 
         ignored = []
         sys.unraisablehook = lambda unraisable: ignored.append(unraisable.exc_type)
-        other = threading.Thread(target=hold)
+        signal.signal(signal.SIGALRM, handler)
+        forking.acquire()
+        os.register_at_fork(before=forking.release)  # a call of C, right before those of the loader
+        other = threading.Thread(target=hold, daemon=True)
         other.start()
         held.wait()
-        signal.signal(signal.SIGALRM, handler)
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
         child = os.fork()
         assert ignored == [Late]
+        loader = load(Ids(64))
+        assert complete(loader)
+        loader.close()
         if child == 0:
+            sys.exit(0)
+        wait_for(child)
+        other.join()
+        """, (2, 1))
+
+
+SIGNAL_IN_A_FORK = """
+    import ctypes, functools, os, signal, sys
+    interrupt = functools.partial(getattr(ctypes.CDLL(None), "raise"), signal.SIGALRM)
+    os.register_at_fork(before=interrupt)  # a call of C, right after those of the loader
+    import threading, warnings
+    from dataloader_rs import PyDataloader
+    from toy_datasets import Ids
+    warnings.filterwarnings("ignore", "This process", DeprecationWarning)
+
+    class Late(BaseException):
+        pass
+
+    def handler(*_):
+        raise Late
+
+    signal.signal(signal.SIGALRM, handler)
+    parent, forked = os.getpid(), False
+    try:
+        os.fork()
+        forked = True
+    except Late:
+        pass
+    assert forked == (os.getpid() != parent)  # CPython drops the signal in the child
+    thread = threading.Thread(target=int)
+    thread.start()
+    thread.join()
+    loader = PyDataloader(Ids(8), 4, num_workers=1)
+    assert list(loader) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    loader.close()
+    if os.getpid() != parent:
+        sys.exit(0)
+    assert os.wait()[1] == 0
+"""
+
+
+def test_signal_in_the_middle_of_a_fork_leaves_nothing_held(run_script):
+    """Ctrl-C during os.fork() comes out of it, and parent and child go on loading."""
+    run_script(SIGNAL_IN_A_FORK)
+
+
+def test_fork_inside_threading(run_forking):
+    """A signal handler or a finalizer that forks inside `threading`, while a worker wants to make itself known there."""
+    run_forking("""
+        lock = threading._active_limbo_lock
+        with lock:
+            batches = iter(load(Ids(64)))
+            assert has_worker_threads(2)
+            child = os.fork()
+            assert lock._is_owned()
+        if child == 0:
+            assert refuses(batches)
             assert complete(load(Ids(64)))
             sys.exit(0)
         wait_for(child)
-        done.set()
-        other.join()
-        assert complete(load(Ids(64)))
+        assert sum(batches, []) == list(range(64))
         """, (2, 1))
+
+
+@pytest.mark.parametrize("when", ["before", "after_in_parent", "after_in_child"])
+def test_fork_inside_a_fork(when, run_script):
+    """A hook of a fork forks, with locks of the loader held or not: all processes load."""
+    run_script("""
+        import os, sys, warnings
+
+        def fork():
+            global is_inner
+            if not is_inner:
+                is_inner = True
+                os.fork()
+
+        is_inner = False
+        os.register_at_fork(**{sys.argv[1]: fork})
+        from dataloader_rs import PyDataloader
+        from toy_datasets import Ids
+        warnings.filterwarnings("ignore", "This process", DeprecationWarning)
+
+        def load():
+            loader = PyDataloader(Ids(8), 4, num_workers=1)
+            assert list(loader) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+            loader.close()
+
+        load()
+        os.fork()
+        load()
+        while True:
+            try:
+                assert os.wait()[1] == 0
+            except ChildProcessError:
+                break
+        """, when)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="threads that end go through the lock that threading has then")
+def test_import_in_a_child_whose_parent_was_inside_threading(run_script):
+    """The lock that threads go through when they end may be held there by a thread that is not there."""
+    run_script("""
+        import os, sys, threading, warnings
+        warnings.filterwarnings("ignore", "This process", DeprecationWarning)
+        held = threading.Event()
+
+        def hold():
+            with threading._active_limbo_lock:
+                held.set()
+                threading.Event().wait()
+
+        threading.Thread(target=hold, daemon=True).start()
+        held.wait()
+        child = os.fork()
+        if child == 0:
+            from dataloader_rs import PyDataloader
+            from toy_datasets import Ids
+            grandchild = os.fork()
+            loader = PyDataloader(Ids(8), 4, num_workers=1)
+            assert list(loader) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+            loader.close()
+            if grandchild:
+                assert os.waitpid(grandchild, 0)[1] == 0
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        os._exit(0)
+        """)
 
 
 # ---- signals, as child processes and workers see them ----
