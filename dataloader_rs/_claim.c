@@ -35,7 +35,7 @@ void dlrs_circle_remove_locked(dlrs_pool *pool, dlrs_epoch *epoch)
 
 /* ---- what can be claimed ---- */
 
-static void unstarted_append(dlrs_epoch *epoch, dlrs_slot *slot)
+static void unstarted_append_locked(dlrs_epoch *epoch, dlrs_slot *slot)
 {
     dlrs_slot **link = &epoch->first_unstarted;
     while (*link != NULL)
@@ -44,7 +44,7 @@ static void unstarted_append(dlrs_epoch *epoch, dlrs_slot *slot)
     *link = slot;
 }
 
-void dlrs_unstarted_remove(dlrs_epoch *epoch, const dlrs_slot *slot)
+void dlrs_unstarted_remove_locked(dlrs_epoch *epoch, const dlrs_slot *slot)
 {
     for (dlrs_slot **link = &epoch->first_unstarted; *link != NULL; link = &(*link)->next_unstarted) {
         if (*link == slot) {
@@ -178,7 +178,7 @@ static dlrs_slot *open_batch_locked(dlrs_epoch *epoch)
         if (epoch->num_lanes > 0)
             epoch->lane_is_busy[slot->batch % epoch->num_lanes] = true;
         if (singly)
-            unstarted_append(epoch, slot);
+            unstarted_append_locked(epoch, slot);
         return slot;
     }
     return NULL;
@@ -202,7 +202,7 @@ static bool claim_of_epoch_locked(dlrs_epoch *epoch, dlrs_run *run)
     run->singly = singly;
     slot->started += run->num_items;
     if (singly && slot->started == slot->num_items)
-        dlrs_unstarted_remove(epoch, slot);
+        dlrs_unstarted_remove_locked(epoch, slot);
     epoch->holds++;
     return true;
 }

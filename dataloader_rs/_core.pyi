@@ -52,6 +52,7 @@ ASKED_ITEM: int
 ASKED_MANY: int
 ASKED_COLLATE: int
 
+def stack_size() -> int: ...
 @final
 class WorkerPool:
     generation: int
@@ -63,8 +64,6 @@ class WorkerPool:
     def check_started(self) -> None: ...
     def check_caller(self) -> None: ...
     def close(self) -> None: ...
-
-def stack_size() -> int: ...
 
 class PyDataloaderIter(Generic[_B_co]):
     def __init__(self, *args: Never, **kwargs: Never) -> None: ...  # only a loader makes one

@@ -11,6 +11,8 @@
 #include "_numbers.h"
 
 enum {
+    SPIN_NS = 5000, /* how long one looks before one parks, where runs are not cheap: about what being woken costs */
+
     LOOK_MOST_NS = 1200000, /* how long a turn may take; a consumer looks a few times until then whether it goes on */
     PATIENCE_NS = 300000, /* how long a consumer whose batch is ready lets a worker go on with cheap runs */
 

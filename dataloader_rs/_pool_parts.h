@@ -48,9 +48,8 @@
 #include "_stopwatch.h"
 
 enum {
-    /* How long one looks for what one waits for before one parks: about what parking and being woken costs; longer
-     * where runs are known to be cheap. Not at all if it took much longer the last times. */
-    SPIN_NS = 5000,
+    /* How long one looks for what one waits for before one parks, where runs are known to be cheap. Not at all if it
+     * took much longer the last times. */
     SPIN_CHEAP_NS = 100000,
     WORTH_SPINNING = 2,
 
@@ -214,7 +213,7 @@ void dlrs_circle_add_locked(dlrs_pool *pool, dlrs_epoch *epoch);
 void dlrs_circle_remove_locked(dlrs_pool *pool, dlrs_epoch *epoch);
 
 /* No further item of the batch is to be started: its last one is, or one failed. */
-void dlrs_unstarted_remove(dlrs_epoch *epoch, const dlrs_slot *slot);
+void dlrs_unstarted_remove_locked(dlrs_epoch *epoch, const dlrs_slot *slot);
 
 /* Could a worker claim a run of any epoch? */
 bool dlrs_claimable_locked(const dlrs_pool *pool);

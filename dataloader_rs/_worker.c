@@ -330,7 +330,7 @@ bool dlrs_worker_finish_item(const dlrs_run *run, void *result, bool failed)
         return false;
     pthread_mutex_lock(&pool->lock);
     if (failed)
-        dlrs_unstarted_remove(epoch, run->slot);
+        dlrs_unstarted_remove_locked(epoch, run->slot);
     bool last = dlrs_slot_finish(run->slot, run->position, result, failed);
     pthread_mutex_unlock(&pool->lock);
     return last;

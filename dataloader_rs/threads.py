@@ -17,8 +17,8 @@ adopting: Any = threading.RLock()
 def _locks_of_ending_threads() -> Iterator[Any]:
     """What threads that `threading` did not start, as ours, go through when they end, if that may be another lock.
 
-    From CPython 3.14 on it is the one that `threading` had when it was imported, and in the child of a fork it has a new
-    one. If a thread of the parent held the old one at a fork that was before this import, it is held for ever.
+    From CPython 3.14 on it is the one that `threading` had when it was imported, and in the child of a fork it has
+    another. If a thread of the parent held the old one at a fork that was before this import, it is held for ever.
     """
     ending = getattr(_threading, "_DeleteDummyThreadOnDel", object).__dict__.get("__del__")
     for lock in getattr(ending, "__defaults__", None) or ():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import pkgutil
+import re
 from pathlib import Path
 
 import pytest
@@ -28,5 +29,8 @@ def test_examples_of_a_module_give_what_they_say(name: str):
     if not source.exists():
         source = source.with_suffix(".pyx")
     if source.exists():  # a wheel holds no Cython sources
-        written = doctest.DocTestParser().get_examples(source.read_text(encoding="utf-8"))
+        text = source.read_text(encoding="utf-8")
+        parts = [source.with_name(part) for part in re.findall(r'^include "(.+)"', text, re.MULTILINE)]
+        text += "".join(part.read_text(encoding="utf-8") for part in parts)
+        written = doctest.DocTestParser().get_examples(text)
         assert results.attempted == len(written)

@@ -402,7 +402,7 @@ def test_signal_in_the_middle_of_a_fork_leaves_nothing_held(run_script):
 
 
 def test_fork_inside_threading(run_forking):
-    """A signal handler or a finalizer that forks inside `threading`, while a worker wants to make itself known there."""
+    """A signal handler or a finalizer that forks inside `threading`, where a worker wants to make itself known."""
     run_forking("""
         lock = threading._active_limbo_lock
         with lock:

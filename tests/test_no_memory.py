@@ -61,7 +61,7 @@ SCRIPT = """
                               pairs)
         errors += refuse_each(dict(batch_sampler=own, num_workers=workers), Ids(4), own)
     errors += refuse_each(dict(batch_size=2, num_workers=1, items_in_parallel=2), Ids(4), pairs)
-    assert errors > 8, errors
+    assert errors > (8 if sys.version_info >= (3, 14) else 20), errors
     print("the end")
 """
 

@@ -14,11 +14,12 @@ from dataloader_rs import BatchTimeoutError, PyDataloader, PyIterableDataset
 
 def patient_next(iterator):
     """The next batch, however often a busy machine is too slow for the timeout of the loader."""
+    deadline = time.monotonic() + PATIENCE
     while True:
         try:
             return next(iterator)
         except BatchTimeoutError:
-            pass
+            assert time.monotonic() < deadline
 
 
 def patient_list(iterator) -> list:
