@@ -1,7 +1,10 @@
-# What is held while the process forks, so that the child finds nothing held by a thread that is not there.
+# What is held while the process forks, so that the child finds nothing of ours held by a thread that is not there.
 #
 # None of this is Python code: the handler of a signal, which may raise, could run before any line of that, and what is
 # held then would be held for ever. Handlers run inside a wait for a lock, or when os.fork() has returned.
+#
+# No lock of others is held. Hooks of others run meanwhile, those that were registered before ours, and what they wait
+# for may need it: that of `threading` is needed wherever a thread starts or ends. The child makes such locks anew.
 
 import os
 import threading
@@ -9,8 +12,8 @@ import threading
 from dataloader_rs.threads import adopting, ending_locks
 
 
-# Of each fork that is under way, the innermost last: the locks that it holds. Only who holds them looks.
-cdef list held_for_fork = []
+# Of each thread, by its identifier, for each fork that is under way, the innermost last: does it hold `adopting`?
+cdef dict forks = {}
 
 
 cdef object acquire(lock):
@@ -24,38 +27,52 @@ cdef object acquire(lock):
             error = raised
 
 
-cdef void release_held():
-    if held_for_fork:   # else there was no memory for the list
-        for lock in reversed(<tuple>held_for_fork.pop()):
-            lock.release()
+cdef bint is_inside_threading():
+    # A worker that makes itself known may be waiting for what the calling thread holds.
+    cdef object is_owned = getattr(threading._active_limbo_lock, "_is_owned", None)
+    return is_owned is not None and is_owned()
 
 
 def _before_fork():
     cdef object error = None
-    cdef object active = threading._active_limbo_lock
-    cdef tuple locks = (*ending_locks, active)
-    # Who forks inside `threading` has a lock that a worker which makes itself known may be waiting for.
-    if not active._is_owned():
-        locks = (adopting, *locks)
-    for lock in locks:
-        error = acquire(lock) or error
-    held_for_fork.append(locks)
+    cdef list mine = forks.setdefault(threading.get_ident(), [])
+    mine.append(False)
     with nogil:
         dlrs_hold_new_states()
+    if is_inside_threading():
+        mine[-1] = adopting.acquire(False)
+    else:
+        error = acquire(adopting)
+        mine[-1] = True
     if error is not None:
         raise error
 
 
-def _after_fork_in_parent():
+cdef list end_fork():
+    # What is left of the forks of this thread.
+    cdef list mine = forks.pop(threading.get_ident(), None)
+    if mine is None:    # there was no memory for it
+        return []
     dlrs_release_new_states()
-    release_held()
+    if mine.pop():
+        adopting.release()
+    return mine
+
+
+def _after_fork_in_parent():
+    cdef list mine = end_fork()
+    if mine:
+        forks[threading.get_ident()] = mine
 
 
 def _after_fork_in_child():
-    dlrs_release_new_states()
-    release_held()
-    if not adopting._is_owned():
-        adopting._at_fork_reinit()
+    cdef list mine = end_fork()
+    forks.clear()
+    if mine:
+        forks[threading.get_ident()] = mine
+    for lock in (adopting, *ending_locks):
+        if not lock._is_owned():
+            lock._at_fork_reinit()
 
 
 if dlrs_process_prepare() != DLRS_OK:

@@ -32,7 +32,7 @@ def _locks_of_ending_threads() -> Iterator[Any]:
         yield lock
 
 
-ending_locks = tuple(_locks_of_ending_threads())
+ending_locks: tuple[Any, ...] = tuple(_locks_of_ending_threads())
 
 
 def adopt_thread(name: str) -> None:

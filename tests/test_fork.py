@@ -288,7 +288,7 @@ def test_child_finds_no_lock_of_threading_held(run_forking):
 
 @pytest.mark.skipif(sys.version_info < (3, 14), reason="threads that end go through the lock that threading has then")
 def test_grandchild_finds_no_lock_of_threading_held(run_forking):
-    """In a child, from CPython 3.14 on, a fork waits for threads that end, which go through the lock of the parent."""
+    """In a child, from CPython 3.14 on, threads that end go through the lock of the parent: a fork makes it anew."""
     run_forking("""
         lock = threading._active_limbo_lock
         child = os.fork()
@@ -316,18 +316,17 @@ def test_grandchild_finds_no_lock_of_threading_held(run_forking):
         """, (2, 1))
 
 
-@pytest.mark.parametrize("lock", ["threads.adopting", "threading._active_limbo_lock"])
-def test_fork_that_a_signal_handler_interrupts_waits_all_the_same(lock, run_forking):
-    """The handler raises while the fork waits for a thread that is inside `threading`: parent and child load as after
-    any other fork."""
-    run_forking(f"""
+def test_fork_that_a_signal_handler_interrupts_waits_all_the_same(run_forking):
+    """The handler raises while the fork waits for a worker that makes itself known: parent and child load as after any
+    other fork."""
+    run_forking("""
         import _thread
         from dataloader_rs import threads
         held, forking, interrupted = threading.Event(), _thread.allocate_lock(), threading.Event()
         main = threading.get_ident()
 
         def hold():
-            with {lock}:
+            with threads.adopting:
                 held.set()
                 with forking:
                     while not interrupted.wait(0.01):
@@ -451,6 +450,57 @@ def test_fork_inside_a_fork(when, run_script):
             except ChildProcessError:
                 break
         """, when)
+
+
+@pytest.mark.parametrize("when", ["before", "after_in_parent", "after_in_child"])
+def test_hook_of_a_fork_starts_and_joins_a_thread(when, run_script):
+    """One that was registered before the import of the loader runs while that holds what it holds for the fork."""
+    run_script("""
+        import os, sys, threading, warnings
+
+        def join():
+            thread = threading.Thread(target=int)
+            thread.start()
+            thread.join()
+
+        os.register_at_fork(**{sys.argv[1]: join})
+        from dataloader_rs import PyDataloader
+        from toy_datasets import Ids
+        warnings.filterwarnings("ignore", "This process", DeprecationWarning)
+        child = os.fork()
+        loader = PyDataloader(Ids(8), 4, num_workers=1)
+        assert list(loader) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        loader.close()
+        if child:
+            assert os.waitpid(child, 0)[1] == 0
+        """, when)
+
+
+def test_fork_while_another_thread_starts_threads_under_a_lock_that_forks_take(run_script):
+    """As `concurrent.futures` does, whose lock a fork takes, too: neither waits for the other."""
+    run_script("""
+        import os, threading, warnings
+        lock, held, forking = threading.Lock(), threading.Event(), threading.Event()
+        os.register_at_fork(before=lambda: (forking.set(), lock.acquire()), after_in_parent=lock.release,
+                            after_in_child=lock.release)
+        import dataloader_rs
+        warnings.filterwarnings("ignore", "This process", DeprecationWarning)
+
+        def submit():
+            with lock:
+                held.set()
+                forking.wait()
+                threading.Thread(target=int).start()
+
+        other = threading.Thread(target=submit)
+        other.start()
+        held.wait()
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        other.join()
+        """)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 14), reason="threads that end go through the lock that threading has then")
