@@ -9,7 +9,7 @@
 import os
 import threading
 
-from dataloader_rs.threads import adopting, ending_locks
+from dataloader_rs.threads import adopting as _adopting, ending_locks as _ending_locks
 
 
 # Of each thread, by its identifier, for each fork that is under way, the innermost last: does it hold `adopting`?
@@ -40,9 +40,9 @@ def _before_fork():
     with nogil:
         dlrs_hold_new_states()
     if is_inside_threading():
-        mine[-1] = adopting.acquire(False)
+        mine[-1] = _adopting.acquire(False)
     else:
-        error = acquire(adopting)
+        error = acquire(_adopting)
         mine[-1] = True
     if error is not None:
         raise error
@@ -55,7 +55,7 @@ cdef list end_fork():
         return []
     dlrs_release_new_states()
     if mine.pop():
-        adopting.release()
+        _adopting.release()
     return mine
 
 
@@ -70,7 +70,7 @@ def _after_fork_in_child():
     forks.clear()
     if mine:
         forks[threading.get_ident()] = mine
-    for lock in (adopting, *ending_locks):
+    for lock in (_adopting, *_ending_locks):
         if not lock._is_owned():
             lock._at_fork_reinit()
 
