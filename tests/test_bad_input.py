@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from conftest import without_address
 from reference import drained
-from toy_datasets import Calls, Ids
+from toy_datasets import PATIENCE, Calls, Ids
 
 import dataloader_rs
 from dataloader_rs import PyDataloader, PyDataset, PyIterableDataset, collate, default_collate, register_collate, share
@@ -467,10 +467,11 @@ def test_sample_may_be_anything(batch_size, parallel, num_workers):
 @pytest.mark.parametrize("act", ["close", "iterate", "next", "delete"])
 def test_item_that_meddles_with_its_own_loader_is_an_error_or_works(act):
     """On a worker: no hang, no lost batch; the error is that item's own."""
-    held = {}
+    held, is_held = {}, threading.Event()
 
     def item(index):
         if index == 1 and held["armed"]:
+            assert is_held.wait(PATIENCE)
             if act == "close":
                 held["loader"].close()
             elif act == "iterate":
@@ -485,6 +486,7 @@ def test_item_that_meddles_with_its_own_loader_is_an_error_or_works(act):
     loader = PyDataloader(Calls(4, item), num_workers=2)
     held["loader"] = loader
     held["batches"] = batches = iter(loader)
+    is_held.set()
     if act == "delete":
         del loader
     outcomes = drained(batches)
