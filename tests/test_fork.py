@@ -61,6 +61,13 @@ def fork(loaders=1):
             time.sleep(0.001)
     return os.fork()
 
+def another_thread_acquires(lock):
+    acquired = []
+    thread = threading.Thread(target=lambda: acquired.append(lock.acquire(timeout=5)))
+    thread.start()
+    thread.join()
+    return acquired == [True]
+
 def refuses(batches):
     # next() on an iterator of the parent: RuntimeError, without waiting. "Under way": the parent was inside next().
     start = time.monotonic()
@@ -276,11 +283,7 @@ def test_child_finds_no_lock_of_threading_held(run_forking):
         lock = threading._active_limbo_lock
         child = os.fork()
         if child == 0:
-            acquired = []
-            thread = threading.Thread(target=lambda: acquired.append(lock.acquire(timeout=5)))
-            thread.start()
-            thread.join()
-            assert acquired == [True]
+            assert another_thread_acquires(lock)
             sys.exit(0)
         wait_for(child)
         """, (2, 1))
@@ -304,11 +307,7 @@ def test_grandchild_finds_no_lock_of_threading_held(run_forking):
             held.wait()
             grandchild = os.fork()
             if grandchild == 0:
-                acquired = []
-                thread = threading.Thread(target=lambda: acquired.append(lock.acquire(timeout=5)))
-                thread.start()
-                thread.join()
-                assert acquired == [True]
+                assert another_thread_acquires(lock)
                 sys.exit(0)
             wait_for(grandchild)
             sys.exit(0)
