@@ -118,6 +118,8 @@ dlrs_status dlrs_epoch_new(dlrs_pool *pool, const dlrs_epoch_options *options, v
     }
     dlrs_circle_add_locked(pool, epoch);
     dlrs_pace_disturb(&pool->pace, pool->last_report_ns);
+    if (options->items_in_parallel > 1)
+        dlrs_pace_begin_with_all(&pool->pace);
     pthread_mutex_unlock(&pool->lock);
     *made = epoch;
     return DLRS_OK;

@@ -29,6 +29,7 @@ static const uint64_t TOLD_NS = 20000;            /* how busy a worker is, of ru
 static const uint64_t FIRST_TRIAL_NS = 15 * MS;   /* of steady work, before the first trial */
 static const uint64_t FIRST_MOST_NS = 1000 * MS;  /* nor does the first with fewer workers wait longer */
 static const uint64_t PERIOD_NS = 400 * MS;       /* from one trial to the next, which goes the other way */
+static const uint64_t PERIOD_MOST_NS = 700 * MS;  /* the same after several with more workers that were in vain */
 static const uint64_t SOON_NS = 40 * MS;          /* the same after a success */
 static const uint64_t STALL_HOLD_NS = 1000 * MS;
 static const uint64_t STALL_HOLD_MOST_NS = 64000 * MS;
@@ -36,7 +37,9 @@ static const uint64_t STALL_HOLD_MOST_NS = 64000 * MS;
  * processors are free for others, and a step on the way to fewer still may be level ground. */
 static const double ENOUGH_MORE = 1.03;
 static const double ENOUGH_FEWER = 0.985;
-static const double MUCH_SLOWER = 0.75; /* a candidate that looks so bad after half of its trial is not tried on */
+/* A candidate that looks so bad after half of its trial is not tried on. More workers would have to make up for it. */
+static const double MUCH_SLOWER_MORE = 0.9;
+static const double MUCH_SLOWER_FEWER = 0.75;
 static const double WAITING = 0.5;   /* processors: workers that keep less than that busy all together mostly wait */
 static const double WORKING = 0.8;   /* and only if they keep as much busy is it tried whether fewer are faster */
 static const double SATURATED = 0.8; /* of the processors that there are */
@@ -47,13 +50,21 @@ static const double AS_BUSY = 0.85;     /* as the crowd was, are those who are l
 
 void dlrs_pace_init(dlrs_pace *pace, unsigned most, unsigned num_processors, bool exclusive)
 {
-    *pace = (dlrs_pace){.limit = most,
+    unsigned first = most < num_processors ? most : num_processors;
+    *pace = (dlrs_pace){.limit = first,
                         .most = most,
                         .num_processors = num_processors,
                         .exclusive = exclusive,
-                        .best = most,
+                        .best = first,
                         .step = -1,
+                        .more_period_ns = PERIOD_NS,
                         .stall_hold_ns = STALL_HOLD_NS};
+}
+
+void dlrs_pace_begin_with_all(dlrs_pace *pace)
+{
+    if (pace->trial_due_ns == 0)
+        pace->best = pace->limit = pace->most;
 }
 
 static void end_trial(dlrs_pace *pace, uint64_t trial_due_ns)
@@ -238,16 +249,22 @@ static void begin_trial(dlrs_pace *pace, unsigned candidate, uint64_t now_ns)
 static void decide(dlrs_pace *pace, uint64_t now_ns)
 {
     bool was_up = pace->candidate > pace->best;
+    uint64_t period_ns = PERIOD_NS;
     if (pace->rates[1] > pace->rates[0] * (was_up ? ENOUGH_MORE : ENOUGH_FEWER)) {
         pace->upwards = was_up;
         pace->best = pace->candidate;
+        pace->more_period_ns = PERIOD_NS;
         end_trial(pace, now_ns + SOON_NS);
         return;
     }
-    if (!was_up)
+    if (was_up) {
+        period_ns = pace->more_period_ns;
+        pace->more_period_ns = dlrs_min_u64(2 * period_ns, PERIOD_MOST_NS);
+    } else {
         put_off_fewer(pace, pace->candidate_ns, now_ns);
+    }
     pace->upwards = !was_up;
-    end_trial(pace, now_ns + PERIOD_NS);
+    end_trial(pace, now_ns + period_ns);
 }
 
 static void add_report(dlrs_pace *pace, dlrs_pace_worker *worker, uint64_t items, uint64_t now_ns)
@@ -278,7 +295,8 @@ static void end_segment(dlrs_pace *pace, uint64_t now_ns)
     pace->rates[pace->step % 2] += segment_rate(pace, now_ns);
     if (pace->step % 2 == 1)
         pace->candidate_ns += now_ns - pace->since_ns;
-    bool is_hopeless = pace->step == 1 && pace->rates[1] < pace->rates[0] * MUCH_SLOWER;
+    double much_slower = pace->candidate > pace->best ? MUCH_SLOWER_MORE : MUCH_SLOWER_FEWER;
+    bool is_hopeless = pace->step == 1 && pace->rates[1] < pace->rates[0] * much_slower;
     if (++pace->step == SEGMENTS || is_hopeless)
         decide(pace, now_ns);
     else

@@ -48,6 +48,7 @@ typedef struct dlrs_pace {
     uint64_t trial_due_ns; /* 0 before the first report */
     uint64_t fewer_due_ns; /* nor is it tried before then whether fewer are faster */
     uint64_t thinning_due_ns; /* nor is a crowd thinned before then */
+    uint64_t more_period_ns; /* to the next trial, after one with more workers in vain */
     unsigned crowd;        /* while it is thinned: how many they were; else 0 */
     double crowd_busy;     /* processors that they kept busy */
     bool thinned_in_vain;  /* the last time, and no trial with fewer came since */
@@ -62,8 +63,12 @@ typedef struct dlrs_pace {
     double rates[2]; /* items per ns, of the segments with `best` and of those with the candidate; sums */
 } dlrs_pace;
 
-/* Begin with all of `most` workers, 1 or more, awake. `exclusive`: only one of them is attached at a time. */
+/* Begin with as many of `most` workers, 1 or more, awake as there are processors. `exclusive`: only one of them is
+ * attached at a time. */
 void dlrs_pace_init(dlrs_pace *pace, unsigned most, unsigned num_processors, bool exclusive);
+
+/* Where nothing is known yet of how items behave: they are likely to wait, so begin with all workers. */
+void dlrs_pace_begin_with_all(dlrs_pace *pace);
 
 /* A worker reports a run finished, or several short ones, of `items`, for which it took `elapsed_ns`; `awake` workers
  * are awake. Times may go back a little between workers. */

@@ -62,6 +62,8 @@ dlrs_status dlrs_pool_new(const dlrs_pool_options *options, dlrs_pool **made, in
     pool->exclusive = options->exclusive;
     pool->adaptive = options->adaptive;
     dlrs_pace_init(&pool->pace, options->num_threads, pool->num_processors, options->exclusive);
+    if (!options->adaptive)
+        dlrs_pace_begin_with_all(&pool->pace);
 
     *made = pool;
     *os_error = dlrs_pool_start_threads(pool, options->stack_size);

@@ -156,7 +156,9 @@ struct dlrs_pool {
     unsigned extra;   /* workers that came beyond the limit, or are about to, since nothing got finished */
     dlrs_pace pace;
     uint64_t run_ns;          /* how long a run takes, a moving average; 0 before the first is done */
-    uint64_t last_report_ns;
+    uint64_t idle_ns;         /* how long nobody was awake, all in all, until somebody last came */
+    uint64_t idle_since_ns;   /* while nobody is awake and there is nothing to do; else 0 */
+    uint64_t last_report_ns;  /* in working_ns_locked */
     uint64_t lingers_until_ns; /* see NOTE [ cheap runs ] */
     unsigned lingering;        /* workers that are parked until then */
     pthread_cond_t work_ready; /* a run can be claimed, or stopping; workers wait */
@@ -176,6 +178,13 @@ static inline bool is_cheap_locked(const dlrs_pool *pool)
     return pool->run_ns > 0 && pool->run_ns < CHEAP_NS;
 }
 
+/* The time as the pace has it, while somebody is awake: it stands still while nobody is. What was found out about the
+ * work does not age between epochs, and short ones with long pauses do not begin with a trial each. */
+static inline uint64_t working_ns_locked(const dlrs_pool *pool, uint64_t now_ns)
+{
+    return now_ns - pool->idle_ns;
+}
+
 /* Do workers and consumers take turns? See NOTE [ cheap runs ]. */
 static inline bool takes_turns_locked(const dlrs_pool *pool)
 {
@@ -183,7 +192,7 @@ static inline bool takes_turns_locked(const dlrs_pool *pool)
            && !dlrs_pace_is_stalled(&pool->pace, pool->last_report_ns);
 }
 
-/* How many workers may be awake. Without reports, as in a pool that is not adaptive, the pace lets all be. */
+/* How many workers may be awake. */
 static inline unsigned limit_locked(const dlrs_pool *pool)
 {
     return takes_turns_locked(pool) ? 1 : pool->pace.limit;

@@ -90,7 +90,7 @@ static uint64_t computed_locked(dlrs_pool *pool)
 /* Items may be waiting for each other. */
 static void let_all_go_locked(dlrs_pool *pool)
 {
-    pool->last_report_ns = dlrs_now_ns();
+    pool->last_report_ns = working_ns_locked(pool, dlrs_now_ns());
     dlrs_pace_stall(&pool->pace, pool->last_report_ns);
     pool->extra = 0;
     dlrs_tell_consumers_locked(pool);
@@ -109,13 +109,13 @@ static void watch_locked(dlrs_pool *pool)
 {
     unsigned seen = atomic_load_explicit(&pool->num_finished, memory_order_relaxed);
     uint64_t began_ns = dlrs_now_ns(), patience_ns = dlrs_min_u64(pool->run_ns, LONG_STALL_NS);
-    bool in_vain, computes, is_early;
+    bool are_missing, in_vain, computes, is_early;
     computed_locked(pool);
     pool->watched = true;
     do {
-        in_vain = park_locked(pool, dlrs_now_ns() + STALL_NS, false)
-                  && seen == atomic_load_explicit(&pool->num_finished, memory_order_relaxed) && pool->awake > 0
-                  && dlrs_claimable_locked(pool);
+        are_missing =
+            park_locked(pool, dlrs_now_ns() + STALL_NS, false) && pool->awake > 0 && dlrs_claimable_locked(pool);
+        in_vain = are_missing && seen == atomic_load_explicit(&pool->num_finished, memory_order_relaxed);
         computes = computed_locked(pool) >= COMPUTING_NS;
         /* Those who are too many go at the end of their runs, if these end. */
         bool are_leaving = pool->awake > limit_locked(pool) + pool->extra;
@@ -126,15 +126,21 @@ static void watch_locked(dlrs_pool *pool)
         pool->extra = more_extra_locked(pool);
     else if (in_vain)
         let_all_go_locked(pool);
+    else if (are_missing && !computes)
+        dlrs_pace_begin_with_all(&pool->pace);
 }
 
 /* ---- between two stretches of work ---- */
 
 static void begin_turn_locked(dlrs_worker *worker)
 {
+    dlrs_pool *pool = worker->pool;
+    if (pool->idle_since_ns != 0)
+        pool->idle_ns += dlrs_now_ns() - pool->idle_since_ns;
+    pool->idle_since_ns = 0;
     worker->is_awake = true;
-    worker->pool->awake++;
-    atomic_store_explicit(&worker->pool->turn_is_over, false, memory_order_relaxed);
+    pool->awake++;
+    atomic_store_explicit(&pool->turn_is_over, false, memory_order_relaxed);
 }
 
 static void end_turn_locked(dlrs_worker *worker)
@@ -179,8 +185,11 @@ static bool worker_wait(dlrs_worker *worker)
         claims = claimable && !is_one_too_many && !lingers;
         if (claims)
             break;
-        if (began_ns == 0)
+        if (began_ns == 0) {
             began_ns = dlrs_now_ns();
+            if (pool->awake == 0 && pool->idle_since_ns == 0)
+                pool->idle_since_ns = began_ns;
+        }
         if (!has_spun && !is_one_too_many && !pool->spinning && is_cheap_locked(pool) && may_spin_locked(pool)
             && is_worth_spinning(worker->waited_ns, SPIN_CHEAP_NS)) {
             has_spun = true;
@@ -235,8 +244,8 @@ static void tell_busy_locked(dlrs_worker *worker, uint64_t now_ns)
         return;
     uint64_t busy_ns = dlrs_thread_busy_ns();
     if (worker->told_ns != 0)
-        dlrs_pace_tell_busy(&worker->pool->pace, now_ns - worker->told_ns, busy_ns - worker->told_busy_ns, now_ns,
-                            worker->pool->awake);
+        dlrs_pace_tell_busy(&worker->pool->pace, now_ns - worker->told_ns, busy_ns - worker->told_busy_ns,
+                            working_ns_locked(worker->pool, now_ns), worker->pool->awake);
     tell_from(worker, now_ns, busy_ns);
 }
 
@@ -245,16 +254,17 @@ static void report_runs_locked(dlrs_worker *worker, uint64_t now_ns)
 {
     dlrs_pool *pool = worker->pool;
     bool took_turns = takes_turns_locked(pool);
-    pool->last_report_ns = now_ns;
+    uint64_t working_ns = working_ns_locked(pool, now_ns);
+    pool->last_report_ns = working_ns;
     dlrs_stopwatch_time(&worker->watch, now_ns);
     pool->run_ns = dlrs_averaged(pool->run_ns, worker->watch.run_ns);
     if (takes_turns_locked(pool) || (pool->extra > 0 && pool->awake > limit_locked(pool))) {
         /* It is not the limit that says how many workers are awake: there is nothing to compare. */
-        dlrs_pace_disturb(&pool->pace, now_ns);
+        dlrs_pace_disturb(&pool->pace, working_ns);
         worker->told_ns = 0;
     } else if (pool->adaptive) {
         tell_busy_locked(worker, now_ns);
-        dlrs_pace_report(&pool->pace, &worker->pace, worker->watch.items, now_ns - worker->watch.began_ns, now_ns,
+        dlrs_pace_report(&pool->pace, &worker->pace, worker->watch.items, now_ns - worker->watch.began_ns, working_ns,
                          pool->awake);
     }
     dlrs_stopwatch_begin(&worker->watch, now_ns);

@@ -73,6 +73,12 @@ static void wake_up_to_limit(workers *w, cost_fn *cost)
     }
 }
 
+static void begin_with_all(workers *w, unsigned num_processors, bool exclusive)
+{
+    dlrs_pace_init(&w->pace, w->num, num_processors, exclusive);
+    dlrs_pace_begin_with_all(&w->pace);
+}
+
 static void workers_init(workers *w, unsigned num)
 {
     memset(w, 0, sizeof *w);
@@ -80,7 +86,7 @@ static void workers_init(workers *w, unsigned num)
     w->random = 1;
     w->now = 1;
     w->busy = 1;
-    dlrs_pace_init(&w->pace, num, 2, false);
+    begin_with_all(w, 2, false);
 }
 
 /* Let `duration` ns pass. Items finished per ns. */
@@ -123,13 +129,39 @@ static double ideal(cost_fn *cost, unsigned awake)
     return (double)awake / (double)cost(awake);
 }
 
-static void test_begins_with_all(void)
+static void test_begins_with_as_many_as_there_are_processors(void)
+{
+    for (unsigned num = 1; num <= 5; num++) {
+        dlrs_pace pace;
+        dlrs_pace_init(&pace, num, 2, false);
+        CHECK_EQUAL(pace.limit, num < 2 ? num : 2);
+    }
+}
+
+static void test_begins_with_all_where_items_are_likely_to_wait(void)
 {
     workers w;
-    for (unsigned num = 1; num <= 5; num++) {
-        workers_init(&w, num);
-        CHECK_EQUAL(w.pace.limit, num);
+    workers_init(&w, 5);
+    CHECK_EQUAL(w.pace.limit, 5);
+    work(&w, fighting, SECOND);
+    unsigned learned = w.pace.best;
+    dlrs_pace_begin_with_all(&w.pace); /* that is known better by now */
+    CHECK_EQUAL(w.pace.best, learned);
+}
+
+static void test_more_workers_are_tried_less_often_where_that_is_in_vain(void)
+{
+    workers w;
+    workers_init(&w, 2);
+    work(&w, fighting, 5 * SECOND);
+    CHECK_EQUAL(w.pace.best, 1);
+    unsigned trials = 0;
+    for (unsigned i = 0, before = 1; i < 10000; i++) {
+        work(&w, fighting, MS);
+        trials += before == 1 && w.pace.limit == 2; /* each is given up after the first of its two segments with 2 */
+        before = w.pace.limit;
     }
+    CHECK(trials >= 10 && trials <= 14);
 }
 
 static void test_one_worker_is_never_paced(void)
@@ -173,13 +205,13 @@ static void test_workers_that_run_side_by_side_are_left_alone(void)
     workers w;
     for (unsigned num = 2; num <= 8; num *= 2) {
         workers_init(&w, num);
-        dlrs_pace_init(&w.pace, num, num, true);
+        begin_with_all(&w, num, true);
         w.busy = 0.85;
         work(&w, parallel, 5 * SECOND);
         CHECK(w.mean_limit == num);
     }
     workers_init(&w, 2);
-    dlrs_pace_init(&w.pace, 2, 2, true);
+    begin_with_all(&w, 2, true);
     w.busy = 0.65; /* each waits for the other */
     work(&w, fighting, SECOND);
     CHECK(work(&w, fighting, 5 * SECOND) > 0.97 * ideal(fighting, 1));
@@ -190,7 +222,7 @@ static void test_more_workers_than_processors_are_tried_with_fewer_of_them(void)
     for (unsigned exclusive = 0; exclusive < 2; exclusive++) {
         workers w;
         workers_init(&w, 8);
-        dlrs_pace_init(&w.pace, 8, 2, exclusive);
+        begin_with_all(&w, 2, exclusive);
         work(&w, on_two_cores, SECOND);
         CHECK(w.pace.best == 2);
     }
@@ -207,7 +239,7 @@ static void test_a_crowd_is_thinned_within_a_few_runs(void)
     for (unsigned exclusive = 0; exclusive < 2; exclusive++) {
         workers w;
         workers_init(&w, 8);
-        dlrs_pace_init(&w.pace, 8, 2, exclusive);
+        begin_with_all(&w, 2, exclusive);
         w.processors = 2;
         work(&w, long_on_two_cores, 350 * MS);
         CHECK(w.pace.best == 2 && w.pace.crowd == 0);
@@ -431,7 +463,9 @@ static void test_times_that_go_back_do_no_harm(void)
 int main(int argc, char **argv)
 {
     check_begin(argc, argv);
-    RUN(test_begins_with_all);
+    RUN(test_begins_with_as_many_as_there_are_processors);
+    RUN(test_begins_with_all_where_items_are_likely_to_wait);
+    RUN(test_more_workers_are_tried_less_often_where_that_is_in_vain);
     RUN(test_one_worker_is_never_paced);
     RUN(test_fighting_workers_are_parked);
     RUN(test_parallel_workers_lose_about_a_percent);
