@@ -161,6 +161,12 @@ void dlrs_wake_workers_locked(dlrs_pool *pool)
 
 /* ---- claiming ---- */
 
+void dlrs_slot_moved_locked(dlrs_epoch *epoch, const dlrs_slot *slot, bool was_ending)
+{
+    if (!was_ending && dlrs_slot_is_ending(slot))
+        epoch->in_progress--;
+}
+
 /* Open the next batch, or NULL if there is none to open. Batches that are lost on the way are left in their places. */
 static dlrs_slot *open_batch_locked(dlrs_epoch *epoch)
 {
@@ -200,7 +206,9 @@ static bool claim_of_epoch_locked(dlrs_epoch *epoch, dlrs_run *run)
     run->num_items = singly ? 1 : slot->num_items;
     run->batch_items = slot->num_items;
     run->singly = singly;
+    bool was_ending = dlrs_slot_is_ending(slot);
     slot->started += run->num_items;
+    dlrs_slot_moved_locked(epoch, slot, was_ending);
     if (singly && slot->started == slot->num_items)
         dlrs_unstarted_remove_locked(epoch, slot);
     epoch->holds++;

@@ -85,7 +85,9 @@ typedef struct dlrs_epoch_options {
     uint64_t batch_size;        /* items of a batch, the last of which may be smaller; or 0: each batch is offered with
                                  * a size of its own */
     uint64_t capacity;          /* most batches in progress or waiting, at least 1 */
-    uint64_t batches_in_parallel; /* most batches in progress, at least 1 */
+    uint64_t batches_in_parallel; /* most batches in progress, at least 1. One whose items are fetched singly, are all
+                                 * started and at least half of them finished does not count: those who have nothing
+                                 * left to do in it need not wait for its slowest item. */
     uint64_t items_in_parallel; /* most items of one batch under way, at least 1; 1 makes a run a whole batch */
     uint64_t num_lanes;         /* batch n belongs to lane n % num_lanes, and is claimed only once whoever has one
                                  * before it in that lane has left it; the epoch ends when all lanes have. 0: no lanes.

@@ -110,7 +110,7 @@ struct dlrs_epoch {
     uint64_t lanes_ended;
     bool all_offered;           /* no more batches are offered */
     dlrs_epoch *after, *before; /* see dlrs_epoch_options.after, and the other way round; NULL once they have parted */
-    uint64_t in_progress;       /* slots that are OPEN; at most batches_in_parallel */
+    uint64_t in_progress;       /* slots that are OPEN and not ending; at most batches_in_parallel */
     dlrs_slot *first_unstarted; /* OPEN slots, oldest first, with items that nobody has started */
     uint64_t holds;             /* the consumer, and each worker with a run of this epoch */
     uint64_t reclaim_cursor;
@@ -223,6 +223,9 @@ void dlrs_circle_remove_locked(dlrs_pool *pool, dlrs_epoch *epoch);
 
 /* No further item of the batch is to be started: its last one is, or one failed. */
 void dlrs_unstarted_remove_locked(dlrs_epoch *epoch, const dlrs_slot *slot);
+
+/* An item of the batch was started or finished: it may be ending now. */
+void dlrs_slot_moved_locked(dlrs_epoch *epoch, const dlrs_slot *slot, bool was_ending);
 
 /* Could a worker claim a run of any epoch? */
 bool dlrs_claimable_locked(const dlrs_pool *pool);

@@ -163,6 +163,11 @@ bool dlrs_slot_finish(dlrs_slot *slot, uint64_t position, void *result, bool fai
     return slot->handed_over;
 }
 
+bool dlrs_slot_is_ending(const dlrs_slot *slot)
+{
+    return slot->num_items > 1 && slot->started == slot->num_items && slot->finished >= slot->num_items - slot->finished;
+}
+
 bool dlrs_slot_is_idle(const dlrs_slot *slot)
 {
     return slot->state == DLRS_SLOT_OPEN && slot->closed && !slot->handed_over && slot->finished == slot->started;

@@ -93,6 +93,9 @@ bool dlrs_slot_can_start(const dlrs_slot *slot, uint64_t items_in_parallel);
  * item is under way and none will be started. */
 bool dlrs_slot_finish(dlrs_slot *slot, uint64_t position, void *result, bool failed);
 
+/* Are its last items under way, of two or more: all are started, and at least half are finished? */
+bool dlrs_slot_is_ending(const dlrs_slot *slot);
+
 /* Is nobody at work on this open slot, and will nobody be? True only for a closed one whose results nobody owns. */
 bool dlrs_slot_is_idle(const dlrs_slot *slot);
 

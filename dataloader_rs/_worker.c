@@ -341,7 +341,9 @@ bool dlrs_worker_finish_item(const dlrs_run *run, void *result, bool failed)
     pthread_mutex_lock(&pool->lock);
     if (failed)
         dlrs_unstarted_remove_locked(epoch, run->slot);
+    bool was_ending = dlrs_slot_is_ending(run->slot);
     bool last = dlrs_slot_finish(run->slot, run->position, result, failed);
+    dlrs_slot_moved_locked(epoch, run->slot, was_ending);
     pthread_mutex_unlock(&pool->lock);
     return last;
 }
@@ -371,7 +373,7 @@ bool dlrs_worker_next(dlrs_worker *worker, dlrs_run *run, void *outcome, void **
     if (now != 0)
         report_runs_locked(worker, now);
     if (outcome != NULL) {
-        left->in_progress--;
+        left->in_progress -= !dlrs_slot_is_ending(run->slot);
         run->slot->state = DLRS_SLOT_DONE;
         if (left->cancelled) {
             run->slot->outcome = NULL;

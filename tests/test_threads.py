@@ -34,6 +34,15 @@ def num_threads(num_workers: int, items_in_parallel: int) -> int:
 # ---- the threads themselves ----
 
 
+def test_slowest_item_of_a_batch_holds_no_other_thread_up():
+    """One batch at a time, four items at once: with one item to wait for, the other threads begin the next batch."""
+    dataset = GatedDataset(12, closed=[3])
+    batches = iter(load(dataset, 4, 1, 4))
+    dataset.wait_until_started(range(8))
+    dataset.open()
+    assert sum(batches, []) == list(range(12))
+
+
 @with_threads
 def test_workers_carry_their_name(num_workers, items_in_parallel):
     """``threading`` and the system both know a worker by a name that starts with dlrs-."""

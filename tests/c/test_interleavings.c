@@ -238,7 +238,7 @@ static void check_epoch(const dlrs_epoch *epoch)
             SCHEDULE_CHECK(!epoch->unordered || is_ready(epoch));
             continue;
         }
-        open++;
+        open += !dlrs_slot_is_ending(slot);
         while (listed != NULL && listed != slot)
             listed = listed->next_unstarted;
         SCHEDULE_CHECK((listed != NULL) == (slot->started < slot->num_items && !slot->closed));

@@ -154,7 +154,9 @@ static void do_item(job *j, dlrs_worker *worker, const dlrs_run *run, uint64_t p
     if (item < WATCHED_ITEMS)
         CHECK_EQUAL(atomic_fetch_add(&j->seen[item], 1), 0);
     if (position == 0) {
-        CHECK(atomic_fetch_add(&j->in_progress, 1) < j->options.batches_in_parallel);
+        /* Of batches that are ending see test_no_more_than_batches_in_parallel_are_in_progress, and the interleavings. */
+        CHECK(atomic_fetch_add(&j->in_progress, 1)
+              < (run->singly ? j->options.capacity : j->options.batches_in_parallel));
         CHECK(run->batch < atomic_load(&j->taken) + j->options.capacity);
         tally_add(&j->batches);
     }
@@ -538,6 +540,41 @@ static void test_no_more_than_batches_in_parallel_are_in_progress(void)
             end_all(&j, pool);
         }
     }
+}
+
+static void test_batch_whose_last_items_are_under_way_holds_nobody_up(void)
+{
+    dlrs_pool *pool = new_pool(4);
+    job j;
+    job_init(&j, 3, 8, 1, 3);
+    j.gated = 0x3f;
+    begin_with(&j, pool, 6);
+    tally_await(&j.started, 3);
+    open_gate(&j, 0);
+    pass_an_epoch_through(pool);
+    CHECK_EQUAL(tally_count(&j.started), 3); /* more than half of the first batch is still to be done */
+    open_gate(&j, 1);
+    tally_await(&j.started, 6); /* by all but the one whose gate is closed */
+    for (unsigned n = 2; n < 6; n++)
+        open_gate(&j, n);
+    take_items(&j, 6);
+    end_all(&j, pool);
+}
+
+static void test_batches_that_are_ending_are_bounded_by_the_ring(void)
+{
+    dlrs_pool *pool = new_pool(4);
+    job j;
+    job_init(&j, 2, 3, 1, 2);
+    j.gated = 0x55; /* the first item of each batch */
+    begin_with(&j, pool, 8);
+    tally_await(&j.started, 6);
+    pass_an_epoch_through(pool);
+    CHECK_EQUAL(tally_count(&j.started), 6);
+    for (unsigned n = 0; n < 8; n += 2)
+        open_gate(&j, n);
+    take_items(&j, 8);
+    end_all(&j, pool);
 }
 
 static void test_no_more_than_items_in_parallel_of_a_batch_are_under_way(void)
@@ -1566,6 +1603,8 @@ static void run_all(void)
     RUN(test_slow_first_item_keeps_its_place_in_the_batch);
     RUN(test_no_more_than_capacity_is_claimed_ahead);
     RUN(test_no_more_than_batches_in_parallel_are_in_progress);
+    RUN(test_batch_whose_last_items_are_under_way_holds_nobody_up);
+    RUN(test_batches_that_are_ending_are_bounded_by_the_ring);
     RUN(test_no_more_than_items_in_parallel_of_a_batch_are_under_way);
     RUN(test_all_workers_are_used);
     RUN(test_huge_capacity_and_parallelism_cost_nothing);

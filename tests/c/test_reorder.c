@@ -469,6 +469,24 @@ static void test_no_more_items_than_allowed_are_under_way(void)
     }
 }
 
+static void test_batch_is_ending_when_its_last_items_are_under_way(void)
+{
+    for (uint64_t num_items = 1; num_items <= MOST_ITEMS; num_items++) {
+        for (uint64_t started = 1; started <= num_items; started++) {
+            dlrs_ring ring;
+            CHECK(dlrs_ring_init(&ring, 1));
+            dlrs_slot *slot = dlrs_ring_claim(&ring, num_items, true);
+            for (uint64_t n = 0; n < started; n++)
+                start_item(slot);
+            for (uint64_t n = 0; n < started; n++) {
+                CHECK_EQUAL(dlrs_slot_is_ending(slot), num_items > 1 && started == num_items && 2 * n >= num_items);
+                dlrs_slot_finish(slot, n, NULL, false);
+            }
+            dlrs_ring_free(&ring);
+        }
+    }
+}
+
 static void test_done_batch_starts_nothing(void)
 {
     dlrs_ring ring;
@@ -603,6 +621,7 @@ int main(int argc, char **argv)
     RUN(test_last_item_is_said_once_and_the_lowest_failure_is_kept);
     RUN(test_closed_batch_starts_nothing_more);
     RUN(test_no_more_items_than_allowed_are_under_way);
+    RUN(test_batch_is_ending_when_its_last_items_are_under_way);
     RUN(test_done_batch_starts_nothing);
     RUN(test_results_are_clean_when_a_slot_is_used_again);
     RUN(test_batch_too_large_for_its_results_is_lost_in_its_place);
