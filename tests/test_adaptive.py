@@ -226,6 +226,36 @@ def test_workers_in_each_others_way_are_parked_and_come_back():
 
 
 @pytest.mark.timing
+@pytest.mark.parametrize("batch_size", [1, 16])
+def test_workers_whose_items_wait_are_soon_all_awake(batch_size):
+    """More workers than processors begin with as many as those; where items wait for 2 ms, the others come at once."""
+    lock = threading.Lock()
+    under_way: set[int] = set()
+
+    def time_until_all_are_awake() -> float:
+        seen = []
+
+        def wait(index: int) -> int:
+            with lock:
+                under_way.add(threading.get_ident())
+                if len(under_way) == 16:
+                    seen.append(time.perf_counter())
+            time.sleep(0.002)
+            with lock:
+                under_way.discard(threading.get_ident())
+            return index
+
+        dataset = Switchable(100 * batch_size)
+        dataset.fetch = wait
+        with PyDataloader(dataset, batch_size, num_workers=16) as loader:
+            start = time.perf_counter()
+            exhaust(loader)
+        return seen[0] - start if seen else LIMIT
+
+    assert eventually(lambda: time_until_all_are_awake() < 0.05)
+
+
+@pytest.mark.timing
 def test_no_worker_is_parked_without_adaptive():
     """`adaptive=False`: items that wait for each other meet at once, and not only when one of them has waited 5 ms."""
     dataset = Switchable(200)

@@ -923,6 +923,37 @@ static void test_as_many_workers_are_woken_as_there_is_work_for(void)
     }
 }
 
+static uint64_t idle_after_an_epoch(dlrs_pool *pool)
+{
+    dlrs_epoch *epoch = new_epoch(pool, epoch_options(1, 3, 2, 1), 3);
+    for (uint64_t n = 0; n < 3; n++)
+        take(epoch, n, false);
+    claimed_when_all_are_parked(pool, epoch);
+    CHECK(end(epoch));
+    pthread_mutex_lock(&pool->lock);
+    uint64_t idle_ns = pool->idle_ns;
+    CHECK(pool->idle_since_ns != 0 && pool->idle_since_ns <= dlrs_now_ns());
+    pthread_mutex_unlock(&pool->lock);
+    return idle_ns;
+}
+
+static void test_time_between_epochs_does_not_count_as_work(void)
+{
+    for (unsigned workers = 1; workers <= MOST_WORKERS; workers++) {
+        const struct timespec pause = {.tv_nsec = 2000000};
+        uint64_t began_ns = dlrs_now_ns();
+        dlrs_pool *pool = new_pool(workers);
+        uint64_t idle_ns = idle_after_an_epoch(pool);
+        for (unsigned n = 0; n < 3; n++) {
+            nanosleep(&pause, NULL);
+            uint64_t later_ns = idle_after_an_epoch(pool);
+            CHECK(later_ns >= idle_ns + 2000000 && later_ns < dlrs_now_ns() - began_ns);
+            idle_ns = later_ns;
+        }
+        end_pool(pool);
+    }
+}
+
 typedef struct consumer {
     pthread_t thread;
     dlrs_epoch *epoch;
@@ -1040,6 +1071,7 @@ int main(int argc, char **argv)
     RUN(test_offer_wakes_a_parked_worker);
     RUN(test_take_wakes_a_parked_worker);
     RUN(test_as_many_workers_are_woken_as_there_is_work_for);
+    RUN(test_time_between_epochs_does_not_count_as_work);
     RUN(test_finished_head_wakes_the_waiting_consumer);
     RUN(test_lost_head_wakes_the_waiting_consumer);
     RUN(test_stop_wakes_all_who_wait);
