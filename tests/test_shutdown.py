@@ -204,8 +204,8 @@ def test_iterator_dropped_with_a_stuck_worker_frees_what_was_ready(num_workers, 
     gc.disable()
     try:
         batches = iter(loader)
-        # Batch 0 is stuck; all others of the window get ready, if there is a worker for them.
-        num_ready = num_workers + 1 if num_workers > 1 else 0
+        # Batch 0 is stuck; all others of the window get ready, if there is a thread for them.
+        num_ready = num_workers + 1 if num_workers * items_in_parallel > 1 else 0
         dataset.wait_until_started({1, 3 * num_ready + 2} if num_ready else {1})
         num_alive = 3 * num_ready + (1 if items_in_parallel == 1 else 2)
         assert eventually(lambda: dataset.running == 1 and len(dataset.alive()) == num_alive), dataset.alive()
