@@ -52,12 +52,18 @@ def is_serial(source: Any, argument: bool | None) -> bool:
     """Whether `source` is to be asked serially: what the argument says, else the attribute ``serial_dataset``."""
     if argument is not None:
         return argument
-    import inspect  # late, since it takes as long as all of this package
+    if _answers_as_it_likes(type(source)):
+        import inspect  # late, since it takes as long as all of this package
 
-    # Not by getattr alone: some objects answer every attribute.
-    if inspect.getattr_static(source, "serial_dataset", None) is None:
-        return False
-    return checked_flag("serial_dataset", source.serial_dataset)
+        if inspect.getattr_static(source, "serial_dataset", None) is None:
+            return False
+    declared = getattr(source, "serial_dataset", None)
+    return declared is not None and checked_flag("serial_dataset", declared)
+
+
+def _answers_as_it_likes(kind: Any) -> bool:
+    """Whether objects of this class may answer for attributes that they do not have."""
+    return kind.__getattribute__ is not object.__getattribute__ or hasattr(kind, "__getattr__")
 
 
 def serial_proxy_of(source: object) -> SerialDataset:

@@ -42,7 +42,7 @@ def test_import_reads_what_every_loader_needs(run_script):
 
 @pytest.mark.parametrize(("module", "expression"), [
     ("importlib.metadata", "dataloader_rs.__version__"),
-    ("inspect", "dataloader_rs.PyDataloader(dataloader_rs.PyDataset.of([1]))"),
+    ("inspect", "dataloader_rs.PyDataloader(dataloader_rs.PyDataset.of(AnswersAll([1])))"),
     ("numpy", "dataloader_rs.default_collate([1, 2])"),
     ("typing", "dataloader_rs.PyDataloader[int]"),
     ("dataloader_rs.collate", "dataloader_rs.default_collate"),
@@ -61,11 +61,30 @@ def test_what_comes_late_comes_when_it_is_needed(run_script, module, expression)
     script = f"""
         import sys
         import dataloader_rs
+        class AnswersAll(list):
+            def __getattr__(self, name):
+                return None
         assert {module!r} not in sys.modules
         {expression}
         assert {module!r} in sys.modules
     """
     run_script(script)
+
+
+def test_usual_loader_brings_in_nothing(run_script):
+    """Of what takes long to import: `inspect` is for datasets that answer for attributes which they do not have."""
+    run_script("""
+        import sys
+        import dataloader_rs
+        before = set(sys.modules)
+        class Usual(dataloader_rs.PyDataset):
+            def __len__(self):
+                return 4
+            def __getitem__(self, index):
+                return index
+        assert list(dataloader_rs.PyDataloader(Usual(), 2, num_workers=2, shuffle=True, seed=1))
+        assert set(sys.modules) == before
+    """)
 
 
 def test_names_that_come_late_are_like_all_others(run_script):
