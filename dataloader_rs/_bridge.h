@@ -57,13 +57,23 @@ static inline void dlrs_python_free(dlrs_python *python)
     PyMem_RawFree(python);
 }
 
+/* Give up a hold. True if it was the last one, and the rest is the caller's to drop. */
+static inline int dlrs_python_let_go(dlrs_python *python)
+{
+    return __atomic_fetch_sub(&python->holds, 1, __ATOMIC_ACQ_REL) == 1;
+}
+
+static inline void dlrs_python_drop(dlrs_python *python)
+{
+    Py_XDECREF(python->crew);
+    dlrs_python_free(python);
+}
+
 /* Give up a hold. Called attached; an owner leaves a reference to the crew behind. */
 static inline void dlrs_python_leave(dlrs_python *python)
 {
-    if (__atomic_fetch_sub(&python->holds, 1, __ATOMIC_ACQ_REL) != 1)
-        return;
-    Py_XDECREF(python->crew);
-    dlrs_python_free(python);
+    if (dlrs_python_let_go(python))
+        dlrs_python_drop(python);
 }
 
 /* Number of the pool that the calling thread is a worker of, or 0. */
@@ -92,14 +102,28 @@ static inline void dlrs_release_new_states(void)
         pthread_mutex_unlock(&dlrs_new_state_lock);
 }
 
+static PyThreadState *dlrs_new_state(PyInterpreterState *interpreter)
+{
+    dlrs_hold_new_states();
+    PyThreadState *state = PyThreadState_New(interpreter);
+    dlrs_release_new_states();
+    return state;
+}
+
+/* Leave the attached thread without a thread state. */
+static void dlrs_end_state(PyThreadState *state)
+{
+    /* Drops what the thread has in threading.local, here, where it was made. */
+    PyThreadState_Clear(state);
+    PyThreadState_DeleteCurrent();
+}
+
 /* Called attached, and leaves the thread without a thread state. */
 static void dlrs_end_python(dlrs_python_thread *thread, dlrs_worker *worker)
 {
     thread->python->end(worker, thread->python->crew);
     dlrs_python_leave(thread->python);
-    /* Drops what the thread has in threading.local, here, where it was made. */
-    PyThreadState_Clear(thread->state);
-    PyThreadState_DeleteCurrent();
+    dlrs_end_state(thread->state);
     PyMem_RawFree(thread);
 }
 
@@ -110,9 +134,7 @@ static void *dlrs_enter_python(void *context, dlrs_worker *worker)
     if (thread == NULL)
         return NULL; /* it keeps its hold, and the crew stays, since nobody detached can drop that */
     thread->python = context;
-    dlrs_hold_new_states();
-    thread->state = PyThreadState_New(thread->python->interpreter);
-    dlrs_release_new_states();
+    thread->state = dlrs_new_state(thread->python->interpreter);
     if (thread->state == NULL) {
         PyMem_RawFree(thread);
         return NULL;
@@ -149,6 +171,23 @@ static void dlrs_leave_python(void *context, dlrs_worker *worker)
     dlrs_end_python(thread, worker);
 }
 
+/* A worker that never had anything to do ends. */
+static void dlrs_skip_python(void *context)
+{
+    dlrs_python *python = context;
+    if (!dlrs_python_let_go(python))
+        return;
+    PyThreadState *state = python->crew == NULL ? NULL : dlrs_new_state(python->interpreter);
+    if (state == NULL) {
+        if (python->crew == NULL)
+            dlrs_python_free(python);
+        return; /* or there is no memory: the crew stays, since nobody detached can drop it */
+    }
+    PyEval_RestoreThread(state);
+    dlrs_python_drop(python);
+    dlrs_end_state(state);
+}
+
 static inline dlrs_hooks dlrs_python_hooks(dlrs_python *python)
 {
     return (dlrs_hooks){.enter = dlrs_enter_python,
@@ -156,6 +195,7 @@ static inline dlrs_hooks dlrs_python_hooks(dlrs_python *python)
                         .detach = dlrs_detach_python,
                         .work = dlrs_work_in_python,
                         .leave = dlrs_leave_python,
+                        .skip = dlrs_skip_python,
                         .context = python};
 }
 

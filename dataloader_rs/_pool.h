@@ -56,8 +56,8 @@ typedef struct dlrs_run {
 } dlrs_run;
 
 typedef struct dlrs_hooks {
-    /* On a new thread, before any work. What it returns is handed to the other two; NULL means that this worker
-     * cannot work, which fails the whole pool. */
+    /* On a new thread, before any work, when there is some for it. What it returns is handed to the others; NULL means
+     * that this worker cannot work, which fails the whole pool. */
     void *(*enter)(void *context, dlrs_worker *worker);
     /* Around each stretch of work: a run is claimed, done and finished after `attach` and before `detach`, so that
      * whatever keeps the user's objects alive on this thread can be in force before the pool names them. Either both
@@ -68,6 +68,8 @@ typedef struct dlrs_hooks {
     void (*work)(void *thread_context, dlrs_worker *worker, const dlrs_run *run);
     /* On the thread, after all work, exactly once if `enter` succeeded. */
     void (*leave)(void *thread_context, dlrs_worker *worker);
+    /* On a thread that ends without having been asked to enter. May be NULL. */
+    void (*skip)(void *context);
     void *context;
 } dlrs_hooks;
 
@@ -77,6 +79,7 @@ typedef struct dlrs_pool_options {
     size_t stack_size;    /* of a worker, in bytes */
     bool exclusive;       /* there is an `attach`, and it waits until no other thread of the process is attached, as
                            * for a GIL; if that becomes so later, it costs some speed only */
+    bool enters_at_once;  /* `enter` is called also if there is no work yet */
     bool adaptive;        /* keep workers parked that only get in each other's way, see _pace.h, and if exclusive let
                            * them take long turns while runs are cheap, see _pool_parts.h */
 } dlrs_pool_options;

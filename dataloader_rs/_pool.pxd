@@ -51,6 +51,7 @@ cdef extern from "_pool.h" nogil:
         unsigned num_threads
         size_t stack_size
         bint exclusive
+        bint enters_at_once
         bint adaptive
 
     ctypedef struct dlrs_epoch_options:

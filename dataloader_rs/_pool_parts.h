@@ -21,11 +21,13 @@
  * could claim: the items of a batch are begun side by side. No crowd is woken for a batch that one worker claims whole.
  *
  * Who is awake. A worker is awake from when it has found something to claim until it is back, detached, having found
- * nothing. The pace (_pace.h) says how many may be; the others stay parked though there is work. Items may wait for
- * each other, so one of those who stay watches, and when nothing gets finished for STALL_NS lets all of them go. Where
- * items compute meanwhile they are more likely just long: it waits for as long as a run takes, LONG_STALL_NS at most,
- * and then lets one more go, and if that is in vain as many more as have gone. A watch never takes longer than that,
- * whoever is awake.
+ * nothing. The pace (_pace.h) says how many may be; the others stay parked though there is work. Where only one can be
+ * attached, the very first has a head start: until it has finished a run, HEAD_START_NS at most, others that came would
+ * take the attachment from it and from the consumer, who waits for that run. Items may wait for each other, so one of
+ * those who stay watches, and when nothing gets finished for STALL_NS lets all of them go. Where items compute
+ * meanwhile they are more likely just long: it waits for as long as a run takes, LONG_STALL_NS at most, and then lets
+ * one more go, and if that is in vain as many more as have gone. A watch never takes longer than that, whoever is
+ * awake.
  *
  * NOTE [ cheap runs ] Where only one thread can be attached at a time, workers and the consumer take turns, and a turn
  * costs more than a cheap run. So for as long as runs are cheap a turn is made long: one worker fills the whole window
@@ -66,7 +68,8 @@ struct dlrs_worker {
 
     /* The worker's own. */
     pthread_t thread;        /* read by others, under `pool->lock`, while it is awake */
-    void *thread_context;    /* what the `enter` hook returned */
+    bool has_entered;        /* the `enter` hook was called */
+    void *thread_context;    /* what it returned */
     dlrs_stopwatch watch;
     uint64_t told_ns;        /* when it last told the pace how busy it is; 0 while it has not yet */
     uint64_t told_busy_ns;   /* its own clock then */
@@ -131,6 +134,7 @@ struct dlrs_pool {
     unsigned num_threads;
     bool exclusive;
     bool adaptive;
+    bool enters_at_once;
 
     /* Written under `lock`, read anywhere. Set once, never cleared. */
     atomic_bool stopping;
@@ -159,6 +163,7 @@ struct dlrs_pool {
     uint64_t idle_ns;         /* how long nobody was awake, all in all, until somebody last came */
     uint64_t idle_since_ns;   /* while nobody is awake and there is nothing to do; else 0 */
     uint64_t last_report_ns;  /* in working_ns_locked */
+    uint64_t head_start_until_ns; /* of the first worker that came; 0 before, and where it has none */
     uint64_t lingers_until_ns; /* see NOTE [ cheap runs ] */
     unsigned lingering;        /* workers that are parked until then */
     pthread_cond_t work_ready; /* a run can be claimed, or stopping; workers wait */

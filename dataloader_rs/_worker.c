@@ -15,6 +15,8 @@ enum {
     COMPUTING_NS = 1000000, /* or that they take long, if those who are awake computed for so much of it */
     LONG_STALL_NS = 50000000,
 
+    HEAD_START_NS = 200000, /* where only one can be attached: about what it takes from there to a first batch */
+
     TELL_NS = 2000000, /* a worker tells every so often how busy it is */
 };
 
@@ -138,6 +140,8 @@ static void begin_turn_locked(dlrs_worker *worker)
     if (pool->idle_since_ns != 0)
         pool->idle_ns += dlrs_now_ns() - pool->idle_since_ns;
     pool->idle_since_ns = 0;
+    if (pool->exclusive && pool->adaptive && pool->head_start_until_ns == 0)
+        pool->head_start_until_ns = dlrs_now_ns() + HEAD_START_NS;
     worker->is_awake = true;
     pool->awake++;
     atomic_store_explicit(&pool->turn_is_over, false, memory_order_relaxed);
@@ -170,6 +174,13 @@ static bool lingers_locked(const dlrs_pool *pool)
     return takes_turns_locked(pool) && pool->hungry == 0 && dlrs_now_ns() < pool->lingers_until_ns;
 }
 
+/* Has the first worker to come not finished anything yet? For a moment others would only be in its way. */
+static bool has_head_start_locked(const dlrs_pool *pool)
+{
+    return pool->awake > 0 && pool->run_ns == 0 && pool->head_start_until_ns != 0
+           && dlrs_now_ns() < pool->head_start_until_ns;
+}
+
 /* Wait until there is something to claim, for which worker_claim is then called. False if the pool is stopping. */
 static bool worker_wait(dlrs_worker *worker)
 {
@@ -182,7 +193,8 @@ static bool worker_wait(dlrs_worker *worker)
         bool claimable = dlrs_claimable_locked(pool);
         bool is_one_too_many = !may_come_locked(pool);
         bool lingers = lingers_locked(pool);
-        claims = claimable && !is_one_too_many && !lingers;
+        bool gives_head_start = has_head_start_locked(pool);
+        claims = claimable && !is_one_too_many && !lingers && !gives_head_start;
         if (claims)
             break;
         if (began_ns == 0) {
@@ -201,7 +213,9 @@ static bool worker_wait(dlrs_worker *worker)
             block_signals(NULL);
         }
         lingers = lingers && !is_one_too_many && pool->lingering == 0; /* one is enough */
-        if (is_one_too_many && claimable && !pool->watched)
+        if (gives_head_start && claimable)
+            park_locked(pool, pool->head_start_until_ns, false);
+        else if (is_one_too_many && claimable && !pool->watched)
             watch_locked(pool);
         else
             park_locked(pool, lingers ? pool->lingers_until_ns : 0, lingers);
@@ -393,6 +407,19 @@ bool dlrs_worker_next(dlrs_worker *worker, dlrs_run *run, void *outcome, void **
 
 /* ---- the thread ---- */
 
+/* What comes once, before the first stretch of work. Can it work? */
+static bool worker_enter(dlrs_worker *worker)
+{
+    dlrs_pool *pool = worker->pool;
+    worker->has_entered = true;
+    worker->thread_context = pool->hooks.enter(pool->hooks.context, worker);
+    if (worker->thread_context != NULL)
+        return true;
+    atomic_store(&pool->failed, true);
+    dlrs_pool_stop(pool);
+    return false;
+}
+
 static void *worker_main(void *argument)
 {
     dlrs_worker *worker = argument;
@@ -404,28 +431,30 @@ static void *worker_main(void *argument)
     /* The thread was born with signals blocked. They are let in while it works, because child processes that the
      * work starts inherit the mask, and blocked again while it is parked and when it is about to end. */
     pthread_sigmask(SIG_SETMASK, &worker->work_signals, NULL);
-    void *thread_context = worker->thread_context = pool->hooks.enter(pool->hooks.context, worker);
-    if (thread_context == NULL) {
-        atomic_store(&pool->failed, true);
-        dlrs_pool_stop(pool);
-    } else {
-        while (worker_wait(worker)) {
-            if (pool->exclusive)
-                dlrs_gate_stand_aside(pool->num_processors > 1);
-            if (pool->hooks.attach != NULL)
-                pool->hooks.attach(thread_context);
-            if (worker_claim(worker, &run))
-                pool->hooks.work(thread_context, worker, &run);
-            if (pool->hooks.detach != NULL)
-                pool->hooks.detach(thread_context);
-            if (is_from_parent(pool))
-                return NULL;
-        }
-        pool->hooks.leave(thread_context, worker);
+    bool can_work = !pool->enters_at_once || worker_enter(worker);
+    while (can_work && worker_wait(worker)) {
+        can_work = worker->has_entered || worker_enter(worker);
+        if (!can_work)
+            break;
+        void *thread_context = worker->thread_context;
+        if (pool->exclusive)
+            dlrs_gate_stand_aside(pool->num_processors > 1);
+        if (pool->hooks.attach != NULL)
+            pool->hooks.attach(thread_context);
+        if (worker_claim(worker, &run))
+            pool->hooks.work(thread_context, worker, &run);
+        if (pool->hooks.detach != NULL)
+            pool->hooks.detach(thread_context);
         if (is_from_parent(pool))
             return NULL;
-        block_signals(NULL);
     }
+    if (can_work && worker->has_entered)
+        pool->hooks.leave(worker->thread_context, worker);
+    else if (can_work && pool->hooks.skip != NULL)
+        pool->hooks.skip(pool->hooks.context);
+    if (is_from_parent(pool))
+        return NULL;
+    block_signals(NULL);
     dlrs_pool_drop_reference(pool, true);
     return NULL;
 }

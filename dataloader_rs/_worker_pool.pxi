@@ -101,13 +101,14 @@ cdef class WorkerPool:
         options.num_threads = num_threads
         options.stack_size = stack_size
         options.exclusive = getattr(sys, "_is_gil_enabled", _always)()
+        options.enters_at_once = crew is not None and crew.has_functions
         options.adaptive = adaptive
         shared = dlrs_python_new(&python, NULL if crew is None else <PyObject *>crew, num_threads)
         if shared == NULL:
             raise MemoryError(f"no memory for {num_threads} worker threads")
         options.hooks = dlrs_python_hooks(shared)
-        with nogil:
-            status = dlrs_pool_new(&options, &self.pool_ptr, &self.start_error)
+        # Attached: it waits for nobody, and a worker that got hold of the GIL meanwhile would have to give it back.
+        status = dlrs_pool_new(&options, &self.pool_ptr, &self.start_error)
         if self.pool_ptr != NULL:
             self.python_ptr = shared
             self.pool_id = dlrs_pool_id(self.pool_ptr)

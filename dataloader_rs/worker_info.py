@@ -146,6 +146,8 @@ class Crew:
         # Kept here for the first who waits, and after that known for as long as somebody does.
         self._unclaimed: Start | None = Start()
         self._known: Callable[[], Start | None] = weakref.ref(self._unclaimed)
+        # Whether each worker has to start, and to end, also if there is nothing for it to do.
+        self.has_functions: bool = init_function is not None or exit_function is not None
         # Whether all workers have started: there is nothing to wait for, and nothing failed.
         self.has_started: bool = init_function is None
 

@@ -8,11 +8,12 @@ import sys
 import threading
 
 import pytest
-from conftest import FREE_THREADED, run_threaded
+from conftest import FREE_THREADED, eventually, run_threaded, worker_threads
 from reference import drained
 from toy_datasets import FailingDataset, GatedDataset, Ids
 
 from dataloader_rs import PyDataloader, PyDataset
+from dataloader_rs.worker_info import Crew
 
 
 def test_threads_that_start_a_loader_at_once_share_one_pool():
@@ -44,6 +45,20 @@ def test_iterator_of_a_closed_loader_is_a_runtime_error(num_workers):
     with pytest.raises(RuntimeError, match="closed"):
         next(iterator)
     assert list(loader) == [[0], [1]]
+
+
+def test_workers_that_never_had_work_leave_nothing_behind():
+    """They never enter Python. Fails where the last of them to end, when the loader is gone already, keeps the crew."""
+
+    def num_crews() -> int:
+        gc.collect()
+        return sum(isinstance(found, Crew) for found in gc.get_objects())
+
+    crews, threads = num_crews(), worker_threads()
+    for num_workers in (1, 2, 4) * 30:
+        assert list(PyDataloader(Ids(0), num_workers=num_workers)) == []
+    assert eventually(lambda: worker_threads() <= threads)
+    assert eventually(lambda: num_crews() == crews)
 
 
 def test_finalizer_called_by_hand_inside_next_does_nothing():

@@ -114,7 +114,7 @@ static void open_gate(job *j, unsigned item)
  * The tests run twice: with workers that have nothing to do with each other, and with workers of which one at a time is
  * attached, as with a GIL, and which the pool keeps parked as it sees fit. Who waits inside an item detaches for it. */
 
-static bool exclusive;
+static bool exclusive, enters_at_once;
 static pthread_mutex_t gil = PTHREAD_MUTEX_INITIALIZER;
 
 static void attach(void *context)
@@ -219,6 +219,7 @@ static void *outcome_of_last_item(job *j, dlrs_worker *worker, const dlrs_run *r
 typedef struct crew {
     uint64_t failing;          /* bit i: worker i cannot enter */
     atomic_uint entered, left; /* of those that could */
+    atomic_uint skipped;
     atomic_uint working;
     bool log_claims;
     sigset_t work_signals; /* what work has to find blocked */
@@ -291,12 +292,26 @@ static void leave(void *context, dlrs_worker *worker)
     atomic_fetch_add(&c->left, 1);
 }
 
+static void skip(void *context)
+{
+    crew *c = context;
+    CHECK(crew_of_thread == NULL);
+    atomic_fetch_add(&c->skipped, 1);
+}
+
 static crew everybody;
 
 static dlrs_pool *pool_of_crew(unsigned num_threads, crew *c)
 {
     dlrs_pool_options options = {
-        .hooks = {.enter = enter, .attach = attach, .detach = detach, .work = work, .leave = leave, .context = c},
+        .hooks = {.enter = enter,
+                  .attach = attach,
+                  .detach = detach,
+                  .work = work,
+                  .leave = leave,
+                  .skip = skip,
+                  .context = c},
+        .enters_at_once = enters_at_once,
         .exclusive = exclusive,
         .adaptive = exclusive,
         .num_threads = num_threads,
@@ -1128,8 +1143,10 @@ static void test_idle_pool_stops(void)
             pass_an_epoch_through(pool);
         dlrs_pool_stop(pool);
         CHECK(dlrs_pool_wait(pool, CHECK_PLENTY_NS));
-        CHECK_EQUAL(atomic_load(&everybody.entered), workers);
-        CHECK_EQUAL(atomic_load(&everybody.left), workers);
+        unsigned entered = atomic_load(&everybody.entered);
+        CHECK(enters_at_once ? entered == workers : (entered > 0) == (round % 3 == 0));
+        CHECK_EQUAL(atomic_load(&everybody.left), entered);
+        CHECK_EQUAL(atomic_load(&everybody.skipped), workers - entered);
         end_pool(pool);
     }
 }
@@ -1155,7 +1172,7 @@ static void test_pool_is_released_on_its_own_worker(void)
         end(&j);
         open_gate(&j, 7);
         check_all_gone();
-        CHECK_EQUAL(atomic_load(&everybody.left), workers);
+        CHECK_EQUAL(atomic_load(&everybody.left) + atomic_load(&everybody.skipped), workers);
         check_freed_once(&j);
     }
 }
@@ -1184,6 +1201,8 @@ static void test_pool_is_released_while_workers_are_busy(void)
 
 static void test_worker_that_cannot_enter_fails_the_pool(void)
 {
+    bool usually = enters_at_once;
+    enters_at_once = true;
     for (unsigned workers = 1; workers <= MOST_WORKERS; workers++) {
         for (uint64_t failing = 1; failing < (uint64_t)1 << workers; failing++) {
             memset(&everybody, 0, sizeof everybody);
@@ -1206,6 +1225,29 @@ static void test_worker_that_cannot_enter_fails_the_pool(void)
             end_all(&j, pool);
         }
     }
+    enters_at_once = usually;
+}
+
+static void test_worker_that_cannot_enter_fails_the_pool_once_it_has_work(void)
+{
+    bool usually = enters_at_once;
+    enters_at_once = false;
+    for (unsigned workers = 1; workers <= MOST_WORKERS; workers++) {
+        memset(&everybody, 0, sizeof everybody);
+        everybody.failing = UINT64_MAX;
+        dlrs_pool *pool = pool_of_crew(workers, &everybody);
+        job j;
+        job_init(&j, 1, 2, 1, WHOLE);
+        begin(&j, pool);
+        CHECK_EQUAL(wait_for_batch(j.epoch, 1000000), DLRS_NOT_READY);
+        CHECK(dlrs_pool_is_usable(pool));
+        dlrs_epoch_offer(j.epoch, 2, true);
+        CHECK_EQUAL(wait_for_batch(j.epoch, CHECK_PLENTY_NS), DLRS_NO_WORKER);
+        CHECK(dlrs_pool_wait(pool, CHECK_PLENTY_NS));
+        CHECK(atomic_load(&everybody.skipped) < workers);
+        end_all(&j, pool);
+    }
+    enters_at_once = usually;
 }
 
 static void check_identity(job *j, dlrs_worker *worker, const dlrs_run *run)
@@ -1373,7 +1415,7 @@ static void use_own_pool(void)
     CHECK(dlrs_process_wait(CHECK_PLENTY_NS));
     check_freed_once(&j);
     check_all_tokens_released();
-    CHECK_EQUAL(atomic_load(&own.left), 2);
+    CHECK_EQUAL(atomic_load(&own.left) + atomic_load(&own.skipped), 2);
 }
 
 static pid_t fork_with_watchdog(void)
@@ -1631,6 +1673,7 @@ static void run_all(void)
     RUN(test_pool_is_released_on_its_own_worker);
     RUN(test_pool_is_released_while_workers_are_busy);
     RUN(test_worker_that_cannot_enter_fails_the_pool);
+    RUN(test_worker_that_cannot_enter_fails_the_pool_once_it_has_work);
     RUN(test_workers_have_numbers_and_names);
     if (CHECK_CAN_FORK) {
         RUN(test_child_finds_out_and_makes_its_own);
@@ -1646,8 +1689,10 @@ static void run_all(void)
 int main(int argc, char **argv)
 {
     check_begin(argc, argv);
+    enters_at_once = true;
     RUN(test_signals_are_let_in_only_while_a_worker_works); /* first: a worker on its way out may take a signal */
     run_all();
+    enters_at_once = false;
     exclusive = true;
     run_all();
     RUN(test_process_stops_all_pools); /* last: perhaps in this very process */
