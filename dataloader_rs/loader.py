@@ -210,6 +210,12 @@ class PyDataloader(Generic[T_co, B_co]):
     worker_exit_fn: Callable[[int], object] | None
     rng_seed: int
     _given_rng_seed: int | None
+    # And what is not an argument, see _prepare.
+    _order_seed: int
+    _epochs: EpochNumbers
+    _reads: Counter
+    _ahead: EpochAhead
+    _pools: LoaderPools
 
     # The type of a batch: without collate_fn a list of samples, or, with batch_size=None, the sample. "..." stands for
     # an argument that must be there, after some that need not.
@@ -373,14 +379,14 @@ class PyDataloader(Generic[T_co, B_co]):
     def _prepare(self) -> None:
         """Make what is not an argument: it belongs to this object and this process."""
         seed = self.seed if self._given_rng_seed is None else self._given_rng_seed
-        vars(self)["rng_seed"] = int.from_bytes(os.urandom(8)) if seed is None else seed
+        # Not one by one: each would go through __setattr__, which costs more than the rest.
+        vars(self).update(
+            rng_seed=int.from_bytes(os.urandom(8)) if seed is None else seed,
+            _order_seed=int.from_bytes(os.urandom(8)) if self.seed is None else self.seed,
+            _epochs=EpochNumbers(), _reads=Counter(), _ahead=EpochAhead(), _pools=LoaderPools(),
+        )
         if is_stream(self.dataset):
             self._length_check = LengthCheck(self.dataset)
-        self._order_seed = int.from_bytes(os.urandom(8)) if self.seed is None else self.seed
-        self._epochs = EpochNumbers()
-        self._reads = Counter()
-        self._ahead = EpochAhead()
-        self._pools = LoaderPools()
 
     @property
     def _recipe(self) -> Recipe:
