@@ -115,8 +115,8 @@ static void watch_locked(dlrs_pool *pool)
     computed_locked(pool);
     pool->watched = true;
     do {
-        are_missing =
-            park_locked(pool, dlrs_now_ns() + STALL_NS, false) && pool->awake > 0 && dlrs_claimable_locked(pool);
+        are_missing = park_locked(pool, dlrs_now_ns() + STALL_NS, false) && pool->awake > 0
+                      && dlrs_claimable_locked(pool);
         in_vain = are_missing && seen == atomic_load_explicit(&pool->num_finished, memory_order_relaxed);
         computes = computed_locked(pool) >= COMPUTING_NS;
         /* Those who are too many go at the end of their runs, if these end. */

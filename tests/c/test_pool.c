@@ -303,19 +303,18 @@ static crew everybody;
 
 static dlrs_pool *pool_of_crew(unsigned num_threads, crew *c)
 {
-    dlrs_pool_options options = {
-        .hooks = {.enter = enter,
-                  .attach = attach,
-                  .detach = detach,
-                  .work = work,
-                  .leave = leave,
-                  .skip = skip,
-                  .context = c},
-        .enters_at_once = enters_at_once,
-        .exclusive = exclusive,
-        .adaptive = exclusive,
-        .num_threads = num_threads,
-        .stack_size = STACK_SIZE};
+    dlrs_pool_options options = {.hooks = {.enter = enter,
+                                           .attach = attach,
+                                           .detach = detach,
+                                           .work = work,
+                                           .leave = leave,
+                                           .skip = skip,
+                                           .context = c},
+                                 .enters_at_once = enters_at_once,
+                                 .exclusive = exclusive,
+                                 .adaptive = exclusive,
+                                 .num_threads = num_threads,
+                                 .stack_size = STACK_SIZE};
     dlrs_pool *pool = NULL;
     int os_error = 0;
     CHECK_EQUAL(dlrs_pool_new(&options, &pool, &os_error), DLRS_OK);
