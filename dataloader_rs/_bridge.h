@@ -172,9 +172,10 @@ static void dlrs_leave_python(void *context, dlrs_worker *worker)
 }
 
 /* A worker that never had anything to do ends. */
-static void dlrs_skip_python(void *context)
+static void dlrs_skip_python(void *context, dlrs_worker *worker)
 {
     dlrs_python *python = context;
+    dlrs_current_pool = dlrs_worker_pool_id(worker);
     if (!dlrs_python_let_go(python))
         return;
     PyThreadState *state = python->crew == NULL ? NULL : dlrs_new_state(python->interpreter);

@@ -161,9 +161,9 @@ void dlrs_wake_workers_locked(dlrs_pool *pool)
 
 /* ---- claiming ---- */
 
-void dlrs_slot_moved_locked(dlrs_epoch *epoch, const dlrs_slot *slot, bool was_ending)
+void dlrs_slot_may_be_ending_locked(dlrs_epoch *epoch, const dlrs_slot *slot)
 {
-    if (!was_ending && dlrs_slot_is_ending(slot))
+    if (dlrs_slot_is_ending(slot))
         epoch->in_progress--;
 }
 
@@ -206,9 +206,8 @@ static bool claim_of_epoch_locked(dlrs_epoch *epoch, dlrs_run *run)
     run->num_items = singly ? 1 : slot->num_items;
     run->batch_items = slot->num_items;
     run->singly = singly;
-    bool was_ending = dlrs_slot_is_ending(slot);
     slot->started += run->num_items;
-    dlrs_slot_moved_locked(epoch, slot, was_ending);
+    dlrs_slot_may_be_ending_locked(epoch, slot);
     if (singly && slot->started == slot->num_items)
         dlrs_unstarted_remove_locked(epoch, slot);
     epoch->holds++;

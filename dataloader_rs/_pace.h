@@ -67,7 +67,8 @@ typedef struct dlrs_pace {
  * attached at a time. */
 void dlrs_pace_init(dlrs_pace *pace, unsigned most, unsigned num_processors, bool exclusive);
 
-/* Where nothing is known yet of how items behave: they are likely to wait, so begin with all workers. */
+/* Begin with all workers after all: items are known to wait, or nothing is to be found out. Without effect after the
+ * first report. */
 void dlrs_pace_begin_with_all(dlrs_pace *pace);
 
 /* A worker reports a run finished, or several short ones, of `items`, for which it took `elapsed_ns`; `awake` workers

@@ -69,7 +69,7 @@ typedef struct dlrs_hooks {
     /* On the thread, after all work, exactly once if `enter` succeeded. */
     void (*leave)(void *thread_context, dlrs_worker *worker);
     /* On a thread that ends without having been asked to enter. May be NULL. */
-    void (*skip)(void *context);
+    void (*skip)(void *context, dlrs_worker *worker);
     void *context;
 } dlrs_hooks;
 
@@ -90,7 +90,8 @@ typedef struct dlrs_epoch_options {
     uint64_t capacity;          /* most batches in progress or waiting, at least 1 */
     uint64_t batches_in_parallel; /* most batches in progress, at least 1. One whose items are fetched singly, are all
                                  * started and at least half of them finished does not count: those who have nothing
-                                 * left to do in it need not wait for its slowest item. */
+                                 * left to do in it need not wait for its slowest item. So outcomes of up to `capacity`
+                                 * batches may be made at once. */
     uint64_t items_in_parallel; /* most items of one batch under way, at least 1; 1 makes a run a whole batch */
     uint64_t num_lanes;         /* batch n belongs to lane n % num_lanes, and is claimed only once whoever has one
                                  * before it in that lane has left it; the epoch ends when all lanes have. 0: no lanes.

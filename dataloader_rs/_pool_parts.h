@@ -161,7 +161,7 @@ struct dlrs_pool {
     dlrs_pace pace;
     uint64_t run_ns;          /* how long a run takes, a moving average; 0 before the first is done */
     uint64_t idle_ns;         /* how long nobody was awake, all in all, until somebody last came */
-    uint64_t idle_since_ns;   /* while nobody is awake and there is nothing to do; else 0 */
+    uint64_t idle_since_ns;   /* while nobody is awake; else 0 */
     uint64_t last_report_ns;  /* in working_ns_locked */
     uint64_t head_start_until_ns; /* of the first worker that came; 0 before, and where it has none */
     uint64_t lingers_until_ns; /* see NOTE [ cheap runs ] */
@@ -229,8 +229,8 @@ void dlrs_circle_remove_locked(dlrs_pool *pool, dlrs_epoch *epoch);
 /* No further item of the batch is to be started: its last one is, or one failed. */
 void dlrs_unstarted_remove_locked(dlrs_epoch *epoch, const dlrs_slot *slot);
 
-/* An item of the batch was started or finished: it may be ending now. */
-void dlrs_slot_moved_locked(dlrs_epoch *epoch, const dlrs_slot *slot, bool was_ending);
+/* An item of the batch was started or finished, which was not ending before: if it is now, it no longer counts. */
+void dlrs_slot_may_be_ending_locked(dlrs_epoch *epoch, const dlrs_slot *slot);
 
 /* Could a worker claim a run of any epoch? */
 bool dlrs_claimable_locked(const dlrs_pool *pool);

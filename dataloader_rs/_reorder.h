@@ -93,7 +93,8 @@ bool dlrs_slot_can_start(const dlrs_slot *slot, uint64_t items_in_parallel);
  * item is under way and none will be started. */
 bool dlrs_slot_finish(dlrs_slot *slot, uint64_t position, void *result, bool failed);
 
-/* Are its last items under way, of two or more: all are started, and at least half are finished? */
+/* Are its last items under way: all are started, and at least half are finished? A batch of one has no last items: it
+ * is under way until it is done. */
 bool dlrs_slot_is_ending(const dlrs_slot *slot);
 
 /* Is nobody at work on this open slot, and will nobody be? True only for a closed one whose results nobody owns. */

@@ -111,7 +111,8 @@ static void watch_locked(dlrs_pool *pool)
 {
     unsigned seen = atomic_load_explicit(&pool->num_finished, memory_order_relaxed);
     uint64_t began_ns = dlrs_now_ns(), patience_ns = dlrs_min_u64(pool->run_ns, LONG_STALL_NS);
-    bool are_missing, in_vain, computes, is_early;
+    bool in_vain, computes, is_early;
+    bool are_missing; /* those who are parked, for work that waits */
     computed_locked(pool);
     pool->watched = true;
     do {
@@ -357,7 +358,8 @@ bool dlrs_worker_finish_item(const dlrs_run *run, void *result, bool failed)
         dlrs_unstarted_remove_locked(epoch, run->slot);
     bool was_ending = dlrs_slot_is_ending(run->slot);
     bool last = dlrs_slot_finish(run->slot, run->position, result, failed);
-    dlrs_slot_moved_locked(epoch, run->slot, was_ending);
+    if (!was_ending)
+        dlrs_slot_may_be_ending_locked(epoch, run->slot);
     pthread_mutex_unlock(&pool->lock);
     return last;
 }
@@ -415,8 +417,14 @@ static bool worker_enter(dlrs_worker *worker)
     worker->thread_context = pool->hooks.enter(pool->hooks.context, worker);
     if (worker->thread_context != NULL)
         return true;
+    if (is_from_parent(pool))
+        return false;
     atomic_store(&pool->failed, true);
     dlrs_pool_stop(pool);
+    pthread_mutex_lock(&pool->lock);
+    pool->coming -= worker->is_awake; /* what it found it will not claim */
+    end_turn_locked(worker);
+    pthread_mutex_unlock(&pool->lock);
     return false;
 }
 
@@ -433,12 +441,12 @@ static void *worker_main(void *argument)
     pthread_sigmask(SIG_SETMASK, &worker->work_signals, NULL);
     bool can_work = !pool->enters_at_once || worker_enter(worker);
     while (can_work && worker_wait(worker)) {
+        if (pool->exclusive)
+            dlrs_gate_stand_aside(pool->num_processors > 1);
         can_work = worker->has_entered || worker_enter(worker);
         if (!can_work)
             break;
         void *thread_context = worker->thread_context;
-        if (pool->exclusive)
-            dlrs_gate_stand_aside(pool->num_processors > 1);
         if (pool->hooks.attach != NULL)
             pool->hooks.attach(thread_context);
         if (worker_claim(worker, &run))
@@ -451,7 +459,7 @@ static void *worker_main(void *argument)
     if (can_work && worker->has_entered)
         pool->hooks.leave(worker->thread_context, worker);
     else if (can_work && pool->hooks.skip != NULL)
-        pool->hooks.skip(pool->hooks.context);
+        pool->hooks.skip(pool->hooks.context, worker);
     if (is_from_parent(pool))
         return NULL;
     block_signals(NULL);

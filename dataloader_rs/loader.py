@@ -76,9 +76,9 @@ class PyDataloader(Generic[T_co, B_co]):
     num_workers : int
         Batches loaded in parallel, >= 0; with 0 the calling thread loads each batch when it is asked for.
     collate_fn : callable, optional
-        ``collate_fn(list of samples) -> batch``; runs on the worker that loaded the batch (with 0 workers on the
-        calling thread). Without it a batch is the list. `default_collate` makes NumPy arrays; ``"torch"`` stands for
-        torch's own, which is imported then.
+        ``collate_fn(list of samples) -> batch``; runs on the worker that finished the batch, perhaps beside others that
+        collate other batches (with 0 workers on the calling thread). Without it a batch is the list. `default_collate`
+        makes NumPy arrays; ``"torch"`` stands for torch's own, which is imported then.
     drop_last : bool
         Leave out a last batch that is smaller than `batch_size`.
     seed : int, optional
@@ -86,7 +86,8 @@ class PyDataloader(Generic[T_co, B_co]):
         workers, on every machine and version of Python. Without it every loader has orders of its own.
     items_in_parallel : int
         Items of one batch fetched at once, > 0, each by one ``__getitem__`` call (``__getitems__`` is not used when
-        it is more than 1), so that ``num_workers * items_in_parallel`` requests are in flight.
+        it is more than 1), so that ``num_workers * items_in_parallel`` requests are in flight. Threads with nothing
+        left to do in a batch whose last items are under way begin the next one.
     batch_sampler : iterable of iterables of int, optional
         The indices of each batch, of any number; iterated at the start of each epoch, and drawn from batch by batch,
         as far ahead as workers may load. In place of `batch_size` (1 or None then, and None afterwards), `shuffle`,

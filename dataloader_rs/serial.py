@@ -57,7 +57,12 @@ def is_serial(source: Any, argument: bool | None) -> bool:
 
         if inspect.getattr_static(source, "serial_dataset", None) is None:
             return False
-    declared = getattr(source, "serial_dataset", None)
+    try:
+        declared: Any = source.serial_dataset
+    except AttributeError:
+        if hasattr(type(source), "serial_dataset"):
+            raise  # a property that fails is no answer
+        return False
     return declared is not None and checked_flag("serial_dataset", declared)
 
 

@@ -25,7 +25,8 @@ pytestmark = pytest.mark.slow
 PROGRAMS = Path(__file__).parent / "c"
 PACKAGE = Path(__file__).parents[1] / "dataloader_rs"
 POOL = ["worker", "claim", "epoch", "pool", "process", "reorder", "pace", "stopwatch", "gate"]
-PARTS = {"pool": POOL, "epochs": POOL, "matrix": POOL, "faults": [], "interleavings": [], "watch": POOL[1:]}
+PARTS = {"pool": POOL, "epochs": POOL, "matrix": POOL, "faults": [], "interleavings": [], "watch": POOL[1:],
+         "awake": POOL}
 
 COMMON = ["-std=c11", "-pthread", f"-I{PACKAGE}"]
 VARIANTS = {
@@ -35,7 +36,7 @@ VARIANTS = {
     "memcheck": ["-O1", "-g", "-DCHECK_NO_FORK"],
 }
 ONLY_FOR = {
-    "thread": {"pool", "epochs", "faults", "matrix", "watch"},
+    "thread": {"pool", "epochs", "faults", "matrix", "watch", "awake"},
     "memcheck": {"pool", "epochs", "faults", "matrix", "reorder"},
 }
 MEMCHECK = ["valgrind", "--quiet", "--fair-sched=yes", "--error-exitcode=9", "--leak-check=full"]

@@ -101,6 +101,25 @@ def test_shared_handle_is_read_by_one_thread_at_a_time(how, num_workers, items_i
     assert dataset.most_running == 1
 
 
+@pytest.mark.parametrize("has_getattr", [False, True])
+def test_declaration_that_fails_is_no_answer(has_getattr):
+    """An AttributeError from inside a property is not that there is none."""
+
+    class Undecided(Ids):
+        @property
+        def serial_dataset(self) -> bool:
+            return self.missing
+
+    if has_getattr:
+        def answer(self, name):
+            raise AttributeError(name)
+
+        Undecided.__getattr__ = answer
+    with pytest.raises(AttributeError, match=r"missing|serial_dataset"):
+        PyDataloader(Undecided(4))
+    assert list(PyDataloader(Undecided(1), serial_dataset=False)) == [[0]]
+
+
 def test_shared_handle_without_the_declaration_is_the_users_risk(records_of):
     """B45: what the declaration is for. Several calls are under way, and records are mixed up."""
     dataset = records_of(wait=0.001)

@@ -43,6 +43,26 @@ def test_slowest_item_of_a_batch_holds_no_other_thread_up():
     assert sum(batches, []) == list(range(12))
 
 
+def test_batches_are_collated_side_by_side_within_the_window():
+    """With one worker, too, where several items are fetched at once; never more than may be ready or in progress."""
+    lock = threading.Lock()
+    running = most = 0
+
+    def collate(samples: list) -> list:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.005)
+        with lock:
+            running -= 1
+        return samples
+
+    loader = PyDataloader(Ids(400), 4, num_workers=1, items_in_parallel=8, prefetch_depth=2, collate_fn=collate)
+    assert sum(loader, []) == list(range(400))
+    assert 1 < most <= 3
+
+
 @with_threads
 def test_workers_carry_their_name(num_workers, items_in_parallel):
     """``threading`` and the system both know a worker by a name that starts with dlrs-."""

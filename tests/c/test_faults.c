@@ -948,6 +948,7 @@ static void test_time_between_epochs_does_not_count_as_work(void)
             nanosleep(&pause, NULL);
             uint64_t later_ns = idle_after_an_epoch(pool);
             CHECK(later_ns >= idle_ns + 2000000 && later_ns < dlrs_now_ns() - began_ns);
+            CHECK(pool->last_report_ns <= dlrs_now_ns() - later_ns); /* as the pace has it */
             idle_ns = later_ns;
         }
         end_pool(pool);

@@ -114,7 +114,7 @@ static void open_gate(job *j, unsigned item)
  * The tests run twice: with workers that have nothing to do with each other, and with workers of which one at a time is
  * attached, as with a GIL, and which the pool keeps parked as it sees fit. Who waits inside an item detaches for it. */
 
-static bool exclusive, enters_at_once;
+static bool exclusive, adaptive, enters_at_once;
 static pthread_mutex_t gil = PTHREAD_MUTEX_INITIALIZER;
 
 static void attach(void *context)
@@ -292,9 +292,10 @@ static void leave(void *context, dlrs_worker *worker)
     atomic_fetch_add(&c->left, 1);
 }
 
-static void skip(void *context)
+static void skip(void *context, dlrs_worker *worker)
 {
     crew *c = context;
+    CHECK(dlrs_worker_index(worker) < MOST_WORKERS);
     CHECK(crew_of_thread == NULL);
     atomic_fetch_add(&c->skipped, 1);
 }
@@ -312,7 +313,7 @@ static dlrs_pool *pool_of_crew(unsigned num_threads, crew *c)
                                            .context = c},
                                  .enters_at_once = enters_at_once,
                                  .exclusive = exclusive,
-                                 .adaptive = exclusive,
+                                 .adaptive = adaptive,
                                  .num_threads = num_threads,
                                  .stack_size = STACK_SIZE};
     dlrs_pool *pool = NULL;
@@ -1692,6 +1693,8 @@ int main(int argc, char **argv)
     RUN(test_signals_are_let_in_only_while_a_worker_works); /* first: a worker on its way out may take a signal */
     run_all();
     enters_at_once = false;
+    adaptive = true;
+    run_all();
     exclusive = true;
     run_all();
     RUN(test_process_stops_all_pools); /* last: perhaps in this very process */
