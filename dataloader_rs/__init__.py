@@ -4,7 +4,7 @@ The files, in the order of the data: ``dataset.py`` (what a dataset answers), ``
 iterated), ``sampler.py`` (the order of the user's indices), ``_shuffle.pyx`` and ``_order.c`` (the order of a shuffle),
 ``loader.py`` (the loader and its epochs) with ``arguments.py`` (checks), ``pools.py`` (when threads start),
 ``_reorder.c`` (the ring of slots), ``_pool.c`` with ``_worker.c`` and ``_claim.c`` (the threads that fill it) and
-``_epoch.c`` (who takes from it), ``_core.pyx`` (whose parts are ``.pxi`` files) with ``_bridge.h`` and
+``_epoch.c`` (who takes from it), ``_core.pyx`` (whose parts are ``.pxi`` files) with ``_bridge.h``, ``_fork.h`` and
 ``_freethreading.h`` (the bridge between all that and Python, and the iterator), ``threads.py`` (what makes a worker
 look like a Python thread), ``worker_info.py`` (what a worker knows of itself, and what it calls when it starts and
 ends), ``fetch.py`` (how items are asked for), ``randomness.py`` with ``sample_seed.py`` (random numbers of a sample),

@@ -5,8 +5,8 @@
 #define DLRS_BRIDGE_H
 
 #include <Python.h>
-#include <pthread.h>
 
+#include "_fork.h"
 #include "_pool.h"
 
 /* ---- thread states ----
@@ -84,29 +84,13 @@ static inline uint64_t dlrs_get_current_pool(void)
     return dlrs_current_pool;
 }
 
-/* NOTE [ new states and fork ] A thread state is made without the GIL, but under a lock of the interpreter's, and the
- * child of a fork needs that lock: before CPython 3.12 fork() does not see to it. So whoever forks through Python first
- * waits, with this lock, until no worker is making a state. The child's only thread is the one that holds it. */
-static pthread_mutex_t dlrs_new_state_lock = PTHREAD_MUTEX_INITIALIZER;
-static _Thread_local unsigned dlrs_new_state_holds; /* of this thread: a hook of a fork may fork */
-
-static inline void dlrs_hold_new_states(void)
-{
-    if (dlrs_new_state_holds++ == 0)
-        pthread_mutex_lock(&dlrs_new_state_lock);
-}
-
-static inline void dlrs_release_new_states(void)
-{
-    if (--dlrs_new_state_holds == 0)
-        pthread_mutex_unlock(&dlrs_new_state_lock);
-}
-
+/* See NOTE [ steps and forks ]. Called without a thread state. */
 static PyThreadState *dlrs_new_state(PyInterpreterState *interpreter)
 {
-    dlrs_hold_new_states();
+    while (!dlrs_try_begin_step())
+        dlrs_await_no_fork();
     PyThreadState *state = PyThreadState_New(interpreter);
-    dlrs_release_new_states();
+    dlrs_end_step();
     return state;
 }
 

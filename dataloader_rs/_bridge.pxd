@@ -48,8 +48,6 @@ cdef extern from "_bridge.h":
     uint64_t dlrs_get_current_pool()
     PyObject *dlrs_get_current_epoch()
     void dlrs_set_current_epoch(PyObject *epoch)
-    void dlrs_hold_new_states() nogil
-    void dlrs_release_new_states()
     void dlrs_show_slots_to_collector(object type, dlrs_epoch *(*epoch_of)(PyObject *self) noexcept)
     int dlrs_raise(object error) except -1
     uint64_t dlrs_load(const uint64_t *field)
@@ -58,6 +56,15 @@ cdef extern from "_bridge.h":
     bint dlrs_try_set(uint64_t *flag)
     PyObject *dlrs_fetch(PyObject *fetch, PyObject *dataset, PyObject *run)
     PyObject *dlrs_take_raised()
+
+cdef extern from "_fork.h":
+    bint dlrs_try_begin_step()
+    void dlrs_end_step()
+    void dlrs_await_no_fork() nogil
+    bint dlrs_try_begin_fork(bint in_any_case)
+    void dlrs_await_no_step() nogil
+    void dlrs_end_fork()
+    void dlrs_end_fork_in_child()
 
 cdef extern from "_platform.h" nogil:
     uint64_t dlrs_now_ns()

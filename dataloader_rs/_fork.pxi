@@ -1,7 +1,8 @@
-# What is held while the process forks, so that the child finds nothing of ours held by a thread that is not there.
+# The hooks of a fork, for NOTE [ steps and forks ] in _fork.h, so that the child finds nothing of ours held by a thread
+# that is not there.
 #
-# None of this is Python code: the handler of a signal, which may raise, could run before any line of that, and what is
-# held then would be held for ever. Handlers run inside a wait for a lock, or when os.fork() has returned.
+# None of this is Python code: the handler of a signal, which may raise, could run before any line of that, and what was
+# begun then would never end. So a signal that comes while a fork waits is handled when os.fork() has returned.
 #
 # No lock of others is held. Hooks of others run meanwhile, those that were registered before ours, and what they wait
 # for may need it: that of `threading` is needed wherever a thread starts or ends. The child makes such locks anew.
@@ -9,22 +10,7 @@
 import os
 import threading
 
-from dataloader_rs.threads import adopting as _adopting, ending_locks as _ending_locks
-
-
-# Of each thread, by its identifier, for each fork that is under way, the innermost last: does it hold `adopting`?
-cdef dict forks = {}
-
-
-cdef object acquire(lock):
-    # Acquire it in any case. What a handler has raised meanwhile, or None.
-    cdef object error = None
-    while True:
-        try:
-            lock.acquire()
-            return error
-        except BaseException as raised:
-            error = raised
+from dataloader_rs.threads import ending_locks as _ending_locks
 
 
 cdef bint is_inside_threading():
@@ -34,43 +20,19 @@ cdef bint is_inside_threading():
 
 
 def _before_fork():
-    cdef object error = None
-    cdef list mine = forks.setdefault(threading.get_ident(), [])
-    mine.append(False)
-    with nogil:
-        dlrs_hold_new_states()
-    if is_inside_threading():
-        mine[-1] = _adopting.acquire(False)
-    else:
-        error = acquire(_adopting)
-        mine[-1] = True
-    if error is not None:
-        raise error
-
-
-cdef list end_fork():
-    # What is left of the forks of this thread.
-    cdef list mine = forks.pop(threading.get_ident(), None)
-    if mine is None:    # there was no memory for it
-        return []
-    dlrs_release_new_states()
-    if mine.pop():
-        _adopting.release()
-    return mine
+    cdef bint waits = not is_inside_threading()
+    while not dlrs_try_begin_fork(not waits):
+        with nogil:
+            dlrs_await_no_step()
 
 
 def _after_fork_in_parent():
-    cdef list mine = end_fork()
-    if mine:
-        forks[threading.get_ident()] = mine
+    dlrs_end_fork()
 
 
 def _after_fork_in_child():
-    cdef list mine = end_fork()
-    forks.clear()
-    if mine:
-        forks[threading.get_ident()] = mine
-    for lock in (_adopting, *_ending_locks):
+    dlrs_end_fork_in_child()
+    for lock in _ending_locks:
         if not lock._is_owned():
             lock._at_fork_reinit()
 

@@ -8,10 +8,15 @@ from dataloader_rs.threads import adopt_thread, forget_thread
 
 
 cdef bint on_start(dlrs_worker *worker, PyObject *crew) noexcept:
+    while not dlrs_try_begin_step():    # see NOTE [ steps and forks ]
+        with nogil:
+            dlrs_await_no_fork()
     try:
         adopt_thread(dlrs_worker_name(worker).decode("ascii"))
     except MemoryError:
         pass    # a worker works without a name
+    finally:
+        dlrs_end_step()
     if crew == NULL:
         return True
     dlrs_set_current_crew(crew, dlrs_worker_index(worker))

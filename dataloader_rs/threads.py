@@ -10,9 +10,6 @@ from dataloader_rs.hints import Any
 
 _threading: Any = threading  # with its private names
 
-# Held while a thread is made known to `threading`, which then holds locks that the child of a fork could not get.
-adopting: Any = threading.RLock()
-
 
 def _locks_of_ending_threads() -> Iterator[Any]:
     """What threads that `threading` did not start, as ours, go through when they end, if that may be another lock.
@@ -37,8 +34,7 @@ ending_locks: tuple[Any, ...] = tuple(_locks_of_ending_threads())
 
 def adopt_thread(name: str) -> None:
     """Name the calling thread in `threading`, and give it the program's trace and profile functions."""
-    with adopting:
-        threading.current_thread().name = name
+    threading.current_thread().name = name
     trace, profile = threading.gettrace(), threading.getprofile()
     if trace is not None:
         sys.settrace(trace)

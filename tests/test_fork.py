@@ -34,8 +34,13 @@ class Busy(Ids):
             pass
         return index
 
+has_gil = getattr(sys, "_is_gil_enabled", lambda: True)()
+
 def load(dataset, batch_size=4, num_workers=num_workers):
-    return PyDataloader(dataset, batch_size, num_workers=num_workers, items_in_parallel=items_in_parallel)
+    # With a function to call, all workers start at once: see fork().
+    init = None if has_gil else int
+    return PyDataloader(dataset, batch_size, num_workers=num_workers, items_in_parallel=items_in_parallel,
+                        worker_init_fn=init)
 
 def complete(loader):
     # Also for multiprocessing: a module-level function.
@@ -55,8 +60,10 @@ def fork(loaders=1):
     # Free-threaded Python can deadlock by itself in the child's half of os.fork() if another thread starts or ends
     # meanwhile (3.13t: the lock of the dict that threading keeps its own locals in). So there all workers are up first.
     threads = loaders * (max(num_workers, 1) * items_in_parallel if num_workers or items_in_parallel > 1 else 0)
-    if not getattr(sys, "_is_gil_enabled", lambda: True)():
-        while (sum(thread.name.startswith("dlrs-") for thread in threading.enumerate()) != threads
+    if not has_gil:
+        # Those that serve the calling thread are known once they had something to do, which they do not have now.
+        known = threads if num_workers else 0
+        while (sum(thread.name.startswith("dlrs-") for thread in threading.enumerate()) < known
                or num_worker_threads() != threads):
             time.sleep(0.001)
     return os.fork()
@@ -315,48 +322,70 @@ def test_grandchild_finds_no_lock_of_threading_held(run_forking):
         """, (2, 1))
 
 
-def test_fork_that_a_signal_handler_interrupts_waits_all_the_same(run_forking):
-    """The handler raises while the fork waits for a worker that makes itself known: parent and child load as after any
-    other fork."""
-    run_forking("""
-        import _thread
-        from dataloader_rs import threads
-        held, forking, interrupted = threading.Event(), _thread.allocate_lock(), threading.Event()
-        main = threading.get_ident()
+SLOW_WORKER = textwrap.dedent("""
+    import _thread
+    begun, forking = threading.Event(), _thread.allocate_lock()
+    main, current_thread = threading.get_ident(), threading.current_thread
 
-        def hold():
-            with threads.adopting:
-                held.set()
-                with forking:
-                    while not interrupted.wait(0.01):
-                        signal.pthread_kill(main, signal.SIGALRM)
+    def step():
+        # What a worker calls to make itself known.
+        if threading.get_ident() != main and not begun.is_set():
+            begun.set()
+            in_step()
+        return current_thread()
 
-        class Late(BaseException):
-            pass
+    threading.current_thread = step
+    """)
 
-        def handler(*_):
-            if not interrupted.is_set():
-                interrupted.set()
-                raise Late
 
-        ignored = []
-        sys.unraisablehook = lambda unraisable: ignored.append(unraisable.exc_type)
-        signal.signal(signal.SIGALRM, handler)
+def test_fork_waits_for_a_worker_that_makes_itself_known(run_forking):
+    """And signals that come meanwhile are handled after it. Parent and child load as after any other fork."""
+    run_forking(SLOW_WORKER + textwrap.dedent("""
+        handled, left = [], []
+
+        def in_step():
+            with forking:
+                for _ in range(20):
+                    signal.pthread_kill(main, signal.SIGALRM)
+                    time.sleep(0.01)
+            left.append(len(handled))
+
+        signal.signal(signal.SIGALRM, lambda *_: handled.append(left[:]))
         forking.acquire()
         os.register_at_fork(before=forking.release)  # a call of C, right before those of the loader
-        other = threading.Thread(target=hold, daemon=True)
-        other.start()
-        held.wait()
-        child = os.fork()
-        assert ignored == [Late]
         loader = load(Ids(64))
-        assert complete(loader)
-        loader.close()
+        iterator = iter(loader)
+        begun.wait()
+        child = os.fork()
+        assert left == [0]
+        assert complete(load(Ids(64)))
         if child == 0:
             sys.exit(0)
+        assert set(map(tuple, handled)) == {(0,)}
+        assert sum(iterator, []) == list(range(64))
         wait_for(child)
-        other.join()
-        """, (2, 1))
+        """), (2, 1))
+
+
+def test_finalizer_may_load_while_a_worker_makes_itself_known(run_forking):
+    """The collector may run one just then; its loader has workers that make themselves known. So may one that forks."""
+    run_forking(SLOW_WORKER + textwrap.dedent("""
+        def in_step():
+            assert complete(load(Ids(64)))
+            if not has_gil:
+                return
+            child = os.fork()
+            assert complete(load(Ids(64)))
+            if child == 0:
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+
+        for _ in range(5):
+            begun.clear()
+            loader = load(Ids(64))
+            assert complete(loader)
+            loader.close()
+        """), (2, 1))
 
 
 SIGNAL_IN_A_FORK = """
