@@ -71,7 +71,7 @@ cdef extern from "_platform.h" nogil:
 
 cdef extern from "_freethreading.h":
     void dlrs_defer_refcount(object obj)
-    void dlrs_disown(PyObject *batch, PyObject *array_type)
+    void dlrs_disown(PyObject *batch, PyObject *array_type, PyObject *base)
 
 cdef extern from "Python.h":
     PyInterpreterState *PyInterpreterState_Get()

@@ -1,6 +1,8 @@
 # cython: language_level=3, freethreading_compatible=True
 """Arrays in recycled memory, and copying into them. Which memory is kept how long is in ``_store.c``; what may be
 stacked with what is in ``collate.py``."""
+import sys
+
 cimport cython
 from cpython.buffer cimport (PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBUF_WRITABLE, PyBuffer_IsContiguous,
                              PyBuffer_Release, PyObject_GetBuffer)
@@ -31,12 +33,14 @@ cdef extern from "_store.h":
     void dlrs_buffers_skip_time(uint64_t duration_ns)
 
 cdef extern from "_freethreading.h":
-    void dlrs_disown(PyObject *batch, PyObject *array_type)
+    void dlrs_disown(PyObject *batch, PyObject *array_type, PyObject *base)
 
 # Unsigned bytes, in the words of the buffer protocol.
 cdef char *FORMAT = b"B"
 
 ALIGNMENT = DLRS_BUFFER_ALIGNMENT
+
+cdef object BASE = sys.intern("base")   # for dlrs_disown
 
 # Bytes from which on copying lets other threads have the interpreter. Copying so much takes as long as some ten
 # hand-overs of an interpreter that nobody else wants.
@@ -90,7 +94,7 @@ def empty_array(array_type, tuple shape, dtype, Py_ssize_t size):
     buffer back at once, also if that is another thread than this one.
     """
     array = array_type(shape, dtype, Buffer(size))
-    dlrs_disown(<PyObject *>array, <PyObject *>array_type)
+    dlrs_disown(<PyObject *>array, <PyObject *>array_type, <PyObject *>BASE)
     return array
 
 

@@ -1,5 +1,6 @@
 # What becomes of the indices of an epoch, on a worker or on the calling thread.
 
+import sys
 from itertools import islice
 
 cimport cython
@@ -8,6 +9,9 @@ from cpython.ref cimport Py_DECREF
 from libc.stdint cimport int64_t, uint64_t
 
 from dataloader_rs._shuffle cimport ShuffledOrder
+
+
+cdef object BASE = sys.intern("base")    # for dlrs_disown
 
 
 cdef int64_t asked_position(iterator, uint64_t count) noexcept:
@@ -281,8 +285,8 @@ cdef class _Epoch:
         # consumer drops it, the loader would wait for this thread to run, and this thread for work, or for the end of
         # the loader.
         if type(<object>outcome) is _Failure:
-            dlrs_disown(<PyObject *>(<_Failure>outcome).error, <PyObject *>self.array_type)
-        dlrs_disown(outcome, <PyObject *>self.array_type)
+            dlrs_disown(<PyObject *>(<_Failure>outcome).error, <PyObject *>self.array_type, <PyObject *>BASE)
+        dlrs_disown(outcome, <PyObject *>self.array_type, <PyObject *>BASE)
 
 
 cdef dlrs_epoch *epoch_of(PyObject *self) noexcept:

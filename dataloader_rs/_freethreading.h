@@ -54,7 +54,40 @@ static inline void dlrs_disown_object(PyObject *object)
     Py_DECREF(object);
 }
 
-static void dlrs_disown_tree(PyObject *object, PyObject *array_type, int depth, int *budget)
+/* Move all references to `object` to the shared count and give up the ownership. The caller is attached and holds a
+ * reference. Returns whether the counts are merged now, and not about to be merged by somebody else. */
+static inline int dlrs_merge_refcount(PyObject *object)
+{
+    Py_ssize_t shared = _Py_atomic_load_ssize_relaxed(&object->ob_ref_shared);
+    if (!_Py_IsOwnedByCurrentThread(object))
+        return (shared & _Py_REF_SHARED_FLAG_MASK) == _Py_REF_MERGED;
+    Py_ssize_t local = (Py_ssize_t)_Py_atomic_load_uint32_relaxed(&object->ob_ref_local);
+    do {
+        if ((shared & _Py_REF_SHARED_FLAG_MASK) == _Py_REF_QUEUED)
+            return 0;
+    } while (
+        !_Py_atomic_compare_exchange_ssize(&object->ob_ref_shared, &shared, shared + (local << _Py_REF_SHARED_SHIFT)));
+    _Py_atomic_store_uint32_relaxed(&object->ob_ref_local, 1);
+    Py_DECREF(object);
+    return 1;
+}
+
+/* Give up the array, or whatever else, that an array looks into. As a rule all samples of a batch look into the same
+ * one, so it is given up as a whole, and found to be so by those that follow. `name` is "base": interned, since a new
+ * string is looked up anew, and drives others out of the cache of the type. */
+static void dlrs_disown_base(PyObject *array, PyObject *name)
+{
+    PyObject *base = PyObject_GetAttr(array, name);
+    if (base == NULL) {
+        PyErr_Clear();
+        return;
+    }
+    if (dlrs_is_own(base))
+        dlrs_merge_refcount(base);
+    Py_DECREF(base);
+}
+
+static void dlrs_disown_tree(PyObject *object, PyObject *array_type, PyObject *name, int depth, int *budget)
 {
     if (--*budget < 0 || !dlrs_is_own(object))
         return;
@@ -63,25 +96,19 @@ static void dlrs_disown_tree(PyObject *object, PyObject *array_type, int depth, 
     if (depth < DLRS_DISOWN_DEPTH && dlrs_is_unique(object)) {
         if (PyList_CheckExact(object)) {
             for (Py_ssize_t i = 0; i < PyList_GET_SIZE(object); i++)
-                dlrs_disown_tree(PyList_GET_ITEM(object, i), array_type, depth + 1, budget);
+                dlrs_disown_tree(PyList_GET_ITEM(object, i), array_type, name, depth + 1, budget);
         } else if (PyTuple_CheckExact(object)) {
             for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(object); i++)
-                dlrs_disown_tree(PyTuple_GET_ITEM(object, i), array_type, depth + 1, budget);
+                dlrs_disown_tree(PyTuple_GET_ITEM(object, i), array_type, name, depth + 1, budget);
         } else if (PyDict_CheckExact(object)) {
             PyObject *key, *value;
             Py_ssize_t position = 0;
             while (PyDict_Next(object, &position, &key, &value)) {
-                dlrs_disown_tree(key, array_type, depth + 1, budget);
-                dlrs_disown_tree(value, array_type, depth + 1, budget);
+                dlrs_disown_tree(key, array_type, name, depth + 1, budget);
+                dlrs_disown_tree(value, array_type, name, depth + 1, budget);
             }
         } else if ((PyObject *)Py_TYPE(object) == array_type) {
-            PyObject *base = PyObject_GetAttrString(object, "base");
-            if (base == NULL) {
-                PyErr_Clear();
-            } else {
-                dlrs_disown_tree(base, array_type, depth + 1, budget);
-                Py_DECREF(base);
-            }
+            dlrs_disown_base(object, name);
         }
     }
     dlrs_disown_object(object);
@@ -114,23 +141,6 @@ static void dlrs_disown_tree(PyObject *object, PyObject *array_type, int depth, 
  * already, this one becomes immortal without: interning allows for that ("if it's already immortal, intern it as
  * such", and gh-121358), and the reason for the wish is that such copies are redundant. */
 
-/* Move all references to `object` to the shared count and give up the ownership. The caller is attached and holds a
- * reference. Returns whether the counts are merged now, and not about to be merged by somebody else. */
-static inline int dlrs_merge_refcount(PyObject *object)
-{
-    Py_ssize_t shared = _Py_atomic_load_ssize_relaxed(&object->ob_ref_shared);
-    if (!_Py_IsOwnedByCurrentThread(object))
-        return (shared & _Py_REF_SHARED_FLAG_MASK) == _Py_REF_MERGED;
-    Py_ssize_t local = (Py_ssize_t)_Py_atomic_load_uint32_relaxed(&object->ob_ref_local);
-    do {
-        if ((shared & _Py_REF_SHARED_FLAG_MASK) == _Py_REF_QUEUED)
-            return 0;
-    } while (
-        !_Py_atomic_compare_exchange_ssize(&object->ob_ref_shared, &shared, shared + (local << _Py_REF_SHARED_SHIFT)));
-    _Py_atomic_store_uint32_relaxed(&object->ob_ref_local, 1);
-    Py_DECREF(object);
-    return 1;
-}
 #endif
 
 #ifdef Py_GIL_DISABLED
@@ -195,17 +205,18 @@ static inline int dlrs_make_immortal(PyObject *object)
 
 /* Give up the ownership of a batch that this thread made and is about to hand to another: of the batch itself and of
  * what lies in its lists, tuples and dicts. `array_type` is numpy.ndarray, or any other object: an array that is a
- * view also gives up the arrays it looks into. The caller is attached and holds a reference. Other threads may know
- * what the batch holds, or the batch itself: that is not looked into. Only makes things be freed sooner: whatever is
- * left out is freed when this thread next runs Python. */
-static inline void dlrs_disown(PyObject *batch, PyObject *array_type)
+ * view also gives up what it looks into; `base` is that word, interned. The caller is attached and holds a reference.
+ * Other threads may know what the batch holds, or the batch itself: that is not looked into. Only makes things be freed
+ * sooner: whatever is left out is freed when this thread next runs Python. */
+static inline void dlrs_disown(PyObject *batch, PyObject *array_type, PyObject *base)
 {
 #ifdef DLRS_CAN_DISOWN
     int budget = DLRS_DISOWN_OBJECTS;
-    dlrs_disown_tree(batch, array_type, 0, &budget);
+    dlrs_disown_tree(batch, array_type, base, 0, &budget);
 #else
     (void)batch;
     (void)array_type;
+    (void)base;
 #endif
 }
 
