@@ -87,10 +87,9 @@ static inline uint64_t dlrs_get_current_pool(void)
 /* See NOTE [ steps and forks ]. Called without a thread state. */
 static PyThreadState *dlrs_new_state(PyInterpreterState *interpreter)
 {
-    while (!dlrs_try_begin_step())
-        dlrs_await_no_fork();
+    dlrs_begin_new_state();
     PyThreadState *state = PyThreadState_New(interpreter);
-    dlrs_end_step();
+    dlrs_end_new_state();
     return state;
 }
 

@@ -61,10 +61,9 @@ cdef extern from "_fork.h":
     bint dlrs_try_begin_step()
     void dlrs_end_step()
     void dlrs_await_no_fork() nogil
-    bint dlrs_try_begin_fork(bint in_any_case)
-    void dlrs_await_no_step() nogil
+    void dlrs_begin_fork(bint waits) nogil
     void dlrs_end_fork()
-    void dlrs_end_fork_in_child()
+    int dlrs_prepare_forks()
 
 cdef extern from "_platform.h" nogil:
     uint64_t dlrs_now_ns()

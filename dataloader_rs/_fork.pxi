@@ -21,9 +21,8 @@ cdef bint is_inside_threading():
 
 def _before_fork():
     cdef bint waits = not is_inside_threading()
-    while not dlrs_try_begin_fork(not waits):
-        with nogil:
-            dlrs_await_no_step()
+    with nogil:
+        dlrs_begin_fork(waits)
 
 
 def _after_fork_in_parent():
@@ -31,12 +30,11 @@ def _after_fork_in_parent():
 
 
 def _after_fork_in_child():
-    dlrs_end_fork_in_child()
     for lock in _ending_locks:
         if not lock._is_owned():
             lock._at_fork_reinit()
 
 
-if dlrs_process_prepare() != DLRS_OK:
+if dlrs_process_prepare() != DLRS_OK or dlrs_prepare_forks() != 0:
     raise MemoryError("no memory for a fork handler")
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

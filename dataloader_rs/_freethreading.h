@@ -75,15 +75,19 @@ static inline int dlrs_merge_refcount(PyObject *object)
 /* Give up the array, or whatever else, that an array looks into. As a rule all samples of a batch look into the same
  * one, so it is given up as a whole, and found to be so by those that follow. `name` is "base": interned, since a new
  * string is looked up anew, and drives others out of the cache of the type. */
-static void dlrs_disown_base(PyObject *array, PyObject *name)
+static void dlrs_disown_base(PyObject *array, PyObject *array_type, PyObject *name, int depth)
 {
     PyObject *base = PyObject_GetAttr(array, name);
     if (base == NULL) {
         PyErr_Clear();
         return;
     }
-    if (dlrs_is_own(base))
+    if (dlrs_is_own(base)) {
+        /* As frombuffer() makes them, whose memory is that of yet another object. */
+        if (depth < DLRS_DISOWN_DEPTH && (PyObject *)Py_TYPE(base) == array_type)
+            dlrs_disown_base(base, array_type, name, depth + 1);
         dlrs_merge_refcount(base);
+    }
     Py_DECREF(base);
 }
 
@@ -108,7 +112,7 @@ static void dlrs_disown_tree(PyObject *object, PyObject *array_type, PyObject *n
                 dlrs_disown_tree(value, array_type, name, depth + 1, budget);
             }
         } else if ((PyObject *)Py_TYPE(object) == array_type) {
-            dlrs_disown_base(object, name);
+            dlrs_disown_base(object, array_type, name, depth);
         }
     }
     dlrs_disown_object(object);

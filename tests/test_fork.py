@@ -388,6 +388,54 @@ def test_finalizer_may_load_while_a_worker_makes_itself_known(run_forking):
         """), (2, 1))
 
 
+def test_fork_waits_for_a_second_and_no_more(run_forking):
+    """A finalizer that a worker runs while it makes itself known may ask for what the forking thread holds."""
+    run_forking(SLOW_WORKER + textwrap.dedent("""
+        forked = threading.Event()
+
+        def in_step():
+            assert forked.wait(30)
+
+        loader = load(Ids(64))
+        iterator = iter(loader)
+        begun.wait()
+        start = time.monotonic()
+        child = os.fork()
+        elapsed = time.monotonic() - start
+        forked.set()
+        if child == 0:
+            assert not has_gil or complete(load(Ids(64)))
+            os._exit(0)
+        assert 0.5 < elapsed < 5, elapsed
+        assert sum(iterator, []) == list(range(64))
+        wait_for(child)
+        """), (2, 1))
+
+
+def test_hook_of_the_child_that_comes_first_may_load(run_script):
+    """It was registered before the import of the loader, so it runs before what the loader does in the child."""
+    run_script("""
+        import os, sys, warnings
+
+        def load():
+            global iterator, whole
+            iterator = iter(PyDataloader(Ids(64), 4, num_workers=2))
+            whole = sum(PyDataloader(Ids(64), 4, num_workers=2), [])
+
+        os.register_at_fork(after_in_child=load)
+        from dataloader_rs import PyDataloader
+        from forked import wait_for
+        from toy_datasets import Ids
+        warnings.filterwarnings("ignore", "This process", DeprecationWarning)
+        for _ in range(5):
+            child = os.fork()
+            if child == 0:
+                assert whole == sum(iterator, []) == list(range(64))
+                sys.exit(0)
+            wait_for(child)
+        """)
+
+
 SIGNAL_IN_A_FORK = """
     import ctypes, functools, os, signal, sys
     interrupt = functools.partial(getattr(ctypes.CDLL(None), "raise"), signal.SIGALRM)

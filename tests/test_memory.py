@@ -368,15 +368,19 @@ def test_dropped_array_dies_with_what_it_looks_into(no_collection, num_workers, 
         del batches
 
 
-def test_dropped_bytes_are_given_back_while_workers_sleep(measured):
-    """The same for bytes, which have no weak references: 64 MB that the consumer drops are free at once."""
-    full, empty = measured("""
+@pytest.mark.parametrize("sample", [
+    '{"blob": b"x" * (1 << 20)}', 'np.frombuffer(b"x" * (1 << 20), np.uint8).reshape(1024, 1024)'])
+def test_dropped_bytes_are_given_back_while_workers_sleep(measured, sample):
+    """The same for bytes, which have no weak references, also behind two arrays: 64 MB that the consumer drops are free
+    at once."""
+    full, empty = measured(f"""
         import tracemalloc
+        import numpy as np
         gc.disable()
         tracemalloc.start()
         class Blobs(Ids):
             def __getitem__(self, index):
-                return {"blob": b"x" * (1 << 20)}
+                return {sample}
         loader = load(Blobs(64), 4)
         batches = iter(loader)
         held = list(batches)
