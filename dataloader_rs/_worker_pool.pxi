@@ -101,7 +101,8 @@ cdef class WorkerPool:
         options.num_threads = num_threads
         options.stack_size = stack_size
         options.exclusive = getattr(sys, "_is_gil_enabled", _always)()
-        options.enters_at_once = crew is not None and crew.has_functions
+        # Without a GIL nobody is kept waiting by workers that enter.
+        options.enters_at_once = not options.exclusive or (crew is not None and crew.has_functions)
         options.adaptive = adaptive
         shared = dlrs_python_new(&python, NULL if crew is None else <PyObject *>crew, num_threads)
         if shared == NULL:

@@ -194,23 +194,6 @@ def test_ctrl_c_interrupts_a_waiting_loop(run_script, size):
     assert float(finished.stdout.splitlines()[0]) < 0.5
 
 
-@pytest.mark.parametrize("consume", ["list(loader)", "deque(loader, maxlen=0)"])
-@pytest.mark.parametrize("seconds", [0, 0.001])
-def test_ctrl_c_interrupts_a_loop_that_is_no_python_code(run_script, consume, seconds):
-    """Nobody looks for signals inside list() but the iterator: when it waits, and when it need not."""
-    source = script(PREAMBLE, f"""
-        from collections import deque
-        loader = load(Sleeping(10**6, lambda index: {seconds}), 1)
-        interrupt_when(lambda: time.sleep(0.3))
-        try:
-            {consume}
-        except KeyboardInterrupt:
-            print(time.monotonic() - sent, flush=True)
-        """, END)
-    finished = run_script(source, "2", "1")
-    assert float(finished.stdout.splitlines()[0]) < 0.5
-
-
 @pytest.mark.parametrize("size", [(4, 1), (2, 3)], ids=str)
 def test_ctrl_c_interrupts_a_wait_for_a_stuck_item(run_script, size):
     """B11 (b): the same while a sample blocks for 60 s, and the process ends within 3 s."""
