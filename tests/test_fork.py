@@ -37,10 +37,7 @@ class Busy(Ids):
 has_gil = getattr(sys, "_is_gil_enabled", lambda: True)()
 
 def load(dataset, batch_size=4, num_workers=num_workers):
-    # With a function to call, all workers start at once: see fork().
-    init = None if has_gil else int
-    return PyDataloader(dataset, batch_size, num_workers=num_workers, items_in_parallel=items_in_parallel,
-                        worker_init_fn=init)
+    return PyDataloader(dataset, batch_size, num_workers=num_workers, items_in_parallel=items_in_parallel)
 
 def complete(loader):
     # Also for multiprocessing: a module-level function.
@@ -61,9 +58,7 @@ def fork(loaders=1):
     # meanwhile (3.13t: the lock of the dict that threading keeps its own locals in). So there all workers are up first.
     threads = loaders * (max(num_workers, 1) * items_in_parallel if num_workers or items_in_parallel > 1 else 0)
     if not has_gil:
-        # Those that serve the calling thread are known once they had something to do, which they do not have now.
-        known = threads if num_workers else 0
-        while (sum(thread.name.startswith("dlrs-") for thread in threading.enumerate()) < known
+        while (sum(thread.name.startswith("dlrs-") for thread in threading.enumerate()) != threads
                or num_worker_threads() != threads):
             time.sleep(0.001)
     return os.fork()
@@ -416,6 +411,7 @@ def test_hook_of_the_child_that_comes_first_may_load(run_script):
     """It was registered before the import of the loader, so it runs before what the loader does in the child."""
     run_script("""
         import os, sys, warnings
+        import threading  # first: before its own hook has run in the child, no thread should start there
 
         def load():
             global iterator, whole
