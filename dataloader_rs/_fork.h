@@ -31,12 +31,17 @@ static struct {
 /* Those of the calling thread. A finalizer may fork in the second step, and a hook of a fork may fork. */
 static _Thread_local unsigned dlrs_own_steps, dlrs_own_forks;
 
+static inline void dlrs_await_no_fork_locked(void)
+{
+    while (dlrs_forking.forks != dlrs_own_forks)
+        pthread_cond_wait(&dlrs_forking.forked, &dlrs_forking.lock);
+}
+
 /* Begin the first step, once no other thread forks. Called detached. */
 static inline void dlrs_begin_new_state(void)
 {
     pthread_mutex_lock(&dlrs_forking.lock);
-    while (dlrs_forking.forks != dlrs_own_forks)
-        pthread_cond_wait(&dlrs_forking.forked, &dlrs_forking.lock);
+    dlrs_await_no_fork_locked();
     dlrs_forking.new_states++;
     pthread_mutex_unlock(&dlrs_forking.lock);
 }
@@ -72,8 +77,7 @@ static inline void dlrs_end_step(void)
 static inline void dlrs_await_no_fork(void)
 {
     pthread_mutex_lock(&dlrs_forking.lock);
-    while (dlrs_forking.forks != dlrs_own_forks)
-        pthread_cond_wait(&dlrs_forking.forked, &dlrs_forking.lock);
+    dlrs_await_no_fork_locked();
     pthread_mutex_unlock(&dlrs_forking.lock);
 }
 

@@ -48,7 +48,7 @@ def test_iterator_of_a_closed_loader_is_a_runtime_error(num_workers):
 
 
 def test_workers_that_never_had_work_leave_nothing_behind():
-    """They never enter Python. Fails where the last of them to end, when the loader is gone already, keeps the crew."""
+    """With the GIL they never enter Python. Fails where the last one to end, the loader being gone, keeps the crew."""
 
     def num_crews() -> int:
         gc.collect()
