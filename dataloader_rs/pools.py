@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 
 from dataloader_rs._core import WorkerPool, process_generation, stack_size
+from dataloader_rs.threads import import_what_shows_errors
 from dataloader_rs.worker_info import Crew
 
 
@@ -34,6 +35,8 @@ class PoolOfProcess:
         RuntimeError
             If the system starts no more threads, or on a worker of a pool that has ended.
         """
+        if self._pool is None:
+            import_what_shows_errors()
         with self._lock:
             pool = self._pool
             if pool is None or not pool.usable:

@@ -194,6 +194,29 @@ def test_ctrl_c_interrupts_a_waiting_loop(run_script, size):
     assert float(finished.stdout.splitlines()[0]) < 0.5
 
 
+def test_uncaught_error_is_shown_without_an_import(run_script):
+    """CPython 3.13 and newer print it in Python. To import that beside busy workers took 0.5 s, and 10 s on 3.13t on a
+    busy machine."""
+    finished = run_script("""
+        import atexit, sys
+        from dataloader_rs import PyDataloader, PyDatasetBase
+
+        class Numbers(PyDatasetBase):
+            def __len__(self):
+                return 4
+            def __getitem__(self, index):
+                return index
+
+        assert list(PyDataloader(Numbers(), num_workers=1)) == [[0], [1], [2], [3]]
+        imported = set(sys.modules)
+        atexit.register(lambda: print(sorted(set(sys.modules) - imported)))
+        len(PyDataloader) + 1
+        """, status=1, stderr=None)
+    assert finished.stderr.startswith("Traceback (most recent call last):\n")
+    assert "TypeError: " in finished.stderr
+    assert finished.stdout == "[]\n"
+
+
 @pytest.mark.parametrize("size", [(4, 1), (2, 3)], ids=str)
 def test_ctrl_c_interrupts_a_wait_for_a_stuck_item(run_script, size):
     """B11 (b): the same while a sample blocks for 60 s, and the process ends within 3 s."""

@@ -340,9 +340,9 @@ def test_fork_waits_for_a_worker_that_makes_itself_known(run_forking):
 
         def in_step():
             with forking:
-                for _ in range(20):
+                for _ in range(5):  # in a small part of the second that a fork waits, also on a busy machine
                     signal.pthread_kill(main, signal.SIGALRM)
-                    time.sleep(0.01)
+                    time.sleep(0.005)
             left.append(len(handled))
 
         signal.signal(signal.SIGALRM, lambda *_: handled.append(left[:]))
