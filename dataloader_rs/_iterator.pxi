@@ -330,6 +330,8 @@ cdef class PyDataloaderIter:
         cdef uint64_t wait_ns = SIGNAL_CHECK_NS
         cdef uint64_t began_ns = 0
         while True:
+            # Each time: what calls us, as list() does, may be no Python code, and then nobody else looks.
+            PyErr_CheckSignals()
             status = dlrs_epoch_take(epoch_ptr, &outcome, &batch)
             if status != DLRS_NOT_READY:
                 return self.taken_outcome(status, outcome, batch)
@@ -343,9 +345,7 @@ cdef class PyDataloaderIter:
             with nogil:
                 status = dlrs_epoch_wait(epoch_ptr, wait_ns)
             dlrs_epoch_attached(epoch_ptr)
-            if status == DLRS_NOT_READY:
-                PyErr_CheckSignals()
-            elif status == DLRS_END:
+            if status == DLRS_END:
                 if self.torn is None:
                     self.end()
                 self.batch = self.torn_batch

@@ -194,6 +194,23 @@ def test_ctrl_c_interrupts_a_waiting_loop(run_script, size):
     assert float(finished.stdout.splitlines()[0]) < 0.5
 
 
+@pytest.mark.parametrize("consume", ["list(loader)", "deque(loader, maxlen=0)"])
+@pytest.mark.parametrize("seconds", [0, 0.001])
+def test_ctrl_c_interrupts_a_loop_that_is_no_python_code(run_script, consume, seconds):
+    """Nobody looks for signals inside list() but the iterator: when it waits, and when it need not."""
+    source = script(PREAMBLE, f"""
+        from collections import deque
+        loader = load(Sleeping(10**6, lambda index: {seconds}), 1)
+        interrupt_when(lambda: time.sleep(0.3))
+        try:
+            {consume}
+        except KeyboardInterrupt:
+            print(time.monotonic() - sent, flush=True)
+        """, END)
+    finished = run_script(source, "2", "1")
+    assert float(finished.stdout.splitlines()[0]) < 0.5
+
+
 def test_uncaught_error_is_shown_without_an_import(run_script):
     """CPython 3.13 and newer print it in Python. To import that beside busy workers took 0.5 s, and 10 s on 3.13t on a
     busy machine."""
