@@ -35,7 +35,7 @@ class PoolOfProcess:
         RuntimeError
             If the system starts no more threads, or on a worker of a pool that has ended.
         """
-        if self._pool is None:
+        if self._pool is None and num_threads > 0:
             import_what_shows_errors()
         with self._lock:
             pool = self._pool

@@ -71,20 +71,25 @@ def test_what_comes_late_comes_when_it_is_needed(run_script, module, expression)
     run_script(script)
 
 
-def test_usual_loader_brings_in_nothing(run_script):
-    """Of what takes long to import: `inspect` is for datasets that answer for attributes which they do not have."""
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_usual_loader_brings_in_nothing(run_script, num_workers):
+    """Of what takes long to import: `inspect` is for datasets that answer for attributes which they do not have. Workers
+    bring in what CPython shows an error with, which many programs have."""
     run_script("""
         import sys
         import dataloader_rs
+        num_workers = int(sys.argv[1])
+        if num_workers > 0:
+            import ast, tokenize, traceback
         before = set(sys.modules)
         class Usual(dataloader_rs.PyDataset):
             def __len__(self):
                 return 4
             def __getitem__(self, index):
                 return index
-        assert list(dataloader_rs.PyDataloader(Usual(), 2, num_workers=2, shuffle=True, seed=1))
+        assert list(dataloader_rs.PyDataloader(Usual(), 2, num_workers=num_workers, shuffle=True, seed=1))
         assert set(sys.modules) == before
-    """)
+    """, str(num_workers))
 
 
 def test_names_that_come_late_are_like_all_others(run_script):
