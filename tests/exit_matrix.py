@@ -205,9 +205,9 @@ def is_expected_stderr(expected: str, stderr: str) -> bool:
 
 
 class Runs:
-    """Children of several cells, a few at a time: most of their time is waiting."""
+    """Children of several cells, two at a time: some wait, and some keep two processors busy."""
 
-    def __init__(self, at_once: int = 3) -> None:
+    def __init__(self, at_once: int = 2) -> None:
         self._threads = ThreadPoolExecutor(at_once)
         self._outcomes: dict[tuple[Cell, tuple[str, ...]], Future[Outcome]] = {}
 

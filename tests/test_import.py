@@ -73,8 +73,10 @@ def test_what_comes_late_comes_when_it_is_needed(run_script, module, expression)
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_usual_loader_brings_in_nothing(run_script, num_workers):
-    """Of what takes long to import: `inspect` is for datasets that answer for attributes which they do not have. Workers
-    bring in what CPython shows an error with, which many programs have."""
+    """Of what takes long to import: `inspect` is for datasets that answer for attributes which they do not have.
+
+    Workers bring in what CPython shows an error with, which many programs have.
+    """
     run_script("""
         import sys
         import dataloader_rs
