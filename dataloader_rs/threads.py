@@ -40,8 +40,9 @@ def import_what_shows_errors() -> None:
     """
     if sys.version_info >= (3, 13):
         try:
-            for name in ("ast", "tokenize", "traceback"):
-                __import__(name)
+            import ast  # noqa: F401
+            import tokenize  # noqa: F401
+            import traceback  # noqa: F401
         except ImportError:
             pass  # the interpreter ends
 

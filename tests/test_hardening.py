@@ -138,6 +138,8 @@ ALLOWED_MODULES = {
     # Of the language, and of containers and functions.
     "__future__", "array", "collections", "copy", "functools", "itertools", "math", "operator", "reprlib", "struct",
     "types", "typing", "warnings", "weakref", "inspect", "traceback",
+    # Beside traceback, in what CPython shows errors with, imported in time and never called.
+    "ast", "tokenize",
     # Threads, and what they wait for; workers are stopped at exit.
     "atexit", "sys", "threading", "time",
     # For os.urandom, and hashlib to make numbers of it.
