@@ -14,7 +14,7 @@ import threading
 
 import pytest
 from conftest import FREE_THREADED, child_environment
-from toy_datasets import Calls
+from toy_datasets import PATIENCE, Calls
 
 from dataloader_rs import PyDataloader
 
@@ -245,9 +245,16 @@ def tracer_of(function):
 
 
 def test_trace_set_later_is_for_workers_that_start_later():
-    """threading.settrace is for threads that start after it: workers of a loader that has some are left alone."""
+    """threading.settrace is for threads that start after it: workers that have had work are left alone."""
     traced, trace = tracer_of(thread_of_item)
-    early, late = (PyDataloader(Calls(20, thread_of_item), 2, num_workers=2) for _ in range(2))
+    both_work = threading.Barrier(2)
+
+    def item(index: int) -> int:
+        if index in {0, 2}:
+            both_work.wait(PATIENCE)
+        return thread_of_item(index)
+
+    early, late = (PyDataloader(Calls(20, item), 2, num_workers=2) for _ in range(2))
     workers = set(sum(early, []))
     before = threading.gettrace()
     threading.settrace(trace)
@@ -256,6 +263,7 @@ def test_trace_set_later_is_for_workers_that_start_later():
         new = set(sum(late, []))
     finally:
         threading.settrace(before)
+    assert len(workers) == len(new) == 2
     assert traced == new and not traced & workers
 
 
