@@ -42,7 +42,9 @@ def import_what_shows_errors() -> None:
         try:
             import ast  # noqa: F401
             import tokenize  # noqa: F401
-            import traceback  # noqa: F401
+            import traceback
+
+            getattr(traceback, "_colorize", None)  # which CPython 3.15 imports when it is first asked for
         except ImportError:
             pass  # the interpreter ends
 

@@ -82,7 +82,7 @@ def test_usual_loader_brings_in_nothing(run_script, num_workers):
         import dataloader_rs
         num_workers = int(sys.argv[1])
         if num_workers > 0:
-            import ast, tokenize, traceback
+            dataloader_rs.threads.import_what_shows_errors()
         before = set(sys.modules)
         class Usual(dataloader_rs.PyDataset):
             def __len__(self):
