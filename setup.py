@@ -25,7 +25,8 @@ BUILD_DIR = os.environ.get("DLRS_BUILD_DIR") or (
 C_PARTS = {
     "dataloader_rs/_buffers": ["dataloader_rs/_store"],
     "dataloader_rs/_core": [f"dataloader_rs/_{part}" for part in ("pool", "claim", "epoch", "worker", "process",
-                                                                  "reorder", "pace", "stopwatch", "gate")],
+                                                                  "reorder", "pace", "turns", "stopwatch",
+                                                                  "gate")],
     "dataloader_rs/_share": [],
     "dataloader_rs/_shuffle": ["dataloader_rs/_order"],
 }

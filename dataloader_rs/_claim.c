@@ -154,7 +154,7 @@ void dlrs_wake_workers_locked(dlrs_pool *pool)
             dlrs_signal_worker_locked(pool);
         }
     }
-    if (pool->run_ns >= CHEAP_NS && pool->awake + pool->waking < limit_locked(pool) + pool->extra
+    if (pool->run_ns > 0 && !is_cheap_locked(pool) && pool->awake + pool->waking < limit_locked(pool) + pool->extra
         && more_could_claim_locked(pool, pool->coming + pool->waking))
         dlrs_signal_worker_locked(pool);
 }

@@ -62,6 +62,7 @@ dlrs_status dlrs_pool_new(const dlrs_pool_options *options, dlrs_pool **made, in
     pool->exclusive = options->exclusive;
     pool->adaptive = options->adaptive;
     pool->enters_at_once = options->enters_at_once;
+    dlrs_turns_init(&pool->turns);
     dlrs_pace_init(&pool->pace, options->num_threads, pool->num_processors, options->exclusive);
     if (!options->adaptive)
         dlrs_pace_begin_with_all(&pool->pace);

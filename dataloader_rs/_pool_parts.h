@@ -33,7 +33,8 @@
  * costs more than a cheap run. So for as long as runs are cheap a turn is made long: one worker fills the whole window
  * before the consumer comes back in, and it begins to fill again when the consumer has emptied the window and waits,
  * or has stayed away for LINGER_NS. Whoever waits meanwhile looks for the other for a few microseconds before it
- * parks.
+ * parks. Where some runs among the cheap ones are long, it is tried whether turns are better (_turns.h), and if not, runs
+ * are no cheap ones.
  *
  * Two locks, taken in this order: that of the process (_process.c), then the lock of a pool. The first guards what is
  * counted and listed about all pools and is used when threads start and end; the second guards the work of one pool. */
@@ -48,6 +49,7 @@
 #include "_pool.h"
 #include "_process.h"
 #include "_stopwatch.h"
+#include "_turns.h"
 
 enum {
     /* How long one looks for what one waits for before one parks, where runs are known to be cheap. Not at all if it
@@ -159,6 +161,7 @@ struct dlrs_pool {
     uint64_t process_busy_ns; /* how long processors had run the process when one last looked */
     unsigned extra;   /* workers that came beyond the limit, or are about to, since nothing got finished */
     dlrs_pace pace;
+    dlrs_turns turns;
     uint64_t run_ns;          /* how long a run takes, a moving average; 0 before the first is done */
     uint64_t idle_ns;         /* how long nobody was awake, all in all, until somebody last came */
     uint64_t idle_since_ns;   /* while nobody is awake; else 0 */
@@ -180,7 +183,7 @@ static inline bool is_from_parent(const dlrs_pool *pool)
 
 static inline bool is_cheap_locked(const dlrs_pool *pool)
 {
-    return pool->run_ns > 0 && pool->run_ns < CHEAP_NS;
+    return pool->run_ns > 0 && pool->run_ns < CHEAP_NS && !pool->turns.side_by_side;
 }
 
 /* The time as the pace has it, while somebody is awake: it stands still while nobody is. What was found out about the

@@ -46,7 +46,8 @@ bool dlrs_stopwatch_count(dlrs_stopwatch *watch, uint64_t items)
 {
     watch->runs++;
     watch->items += items;
-    return watch->has_started || watch->run_ns == 0 || watch->run_ns >= CLOCK_NS || watch->runs >= CLOCK_RUNS;
+    bool is_short = watch->run_ns != 0 && watch->run_ns < CLOCK_NS && !watch->one_by_one;
+    return watch->has_started || !is_short || watch->runs >= CLOCK_RUNS;
 }
 
 void dlrs_stopwatch_time(dlrs_stopwatch *watch, uint64_t now_ns)

@@ -13,6 +13,7 @@ typedef struct dlrs_stopwatch {
     bool in_pieces;          /* a piece of the run it is at is finished */
     bool has_started;        /* no run was finished since dlrs_stopwatch_start */
     bool was_dear;           /* the last run took much longer than those before */
+    bool one_by_one;         /* given: no runs are timed together, since some are known to be long */
     uint64_t run_ns;         /* how long a run takes; 0 before the first is timed */
     uint64_t item_ns;        /* how long an item takes, likewise */
 } dlrs_stopwatch;

@@ -182,11 +182,17 @@ static bool has_head_start_locked(const dlrs_pool *pool)
            && dlrs_now_ns() < pool->head_start_until_ns;
 }
 
+/* Do workers tell the pace how busy they are? Who does cheap runs is. */
+static bool tells_locked(const dlrs_pool *pool)
+{
+    return pool->adaptive && !is_cheap_locked(pool);
+}
+
 /* Wait until there is something to claim, for which worker_claim is then called. False if the pool is stopping. */
 static bool worker_wait(dlrs_worker *worker)
 {
     dlrs_pool *pool = worker->pool;
-    bool has_parked = false, has_spun = false, claims = false;
+    bool has_parked = false, has_spun = false, claims = false, tells = false;
     uint64_t began_ns = 0;
     pthread_mutex_lock(&pool->lock);
     end_turn_locked(worker);
@@ -227,12 +233,12 @@ static bool worker_wait(dlrs_worker *worker)
         pool->coming++;
         begin_turn_locked(worker);
         dlrs_wake_workers_locked(pool);
+        tells = tells_locked(pool);
     }
     pthread_mutex_unlock(&pool->lock);
     if (has_parked)
         pthread_sigmask(SIG_SETMASK, &worker->work_signals, NULL);
     /* From here on, so that waiting to be attached is part of it. */
-    bool tells = pool->adaptive && (worker->watch.run_ns == 0 || worker->watch.run_ns >= CHEAP_NS);
     if (claims)
         tell_from(worker, tells ? dlrs_now_ns() : 0, tells ? dlrs_thread_busy_ns() : 0);
     return claims;
@@ -252,10 +258,12 @@ static bool worker_claim(dlrs_worker *worker, dlrs_run *run)
 
 /* ---- reports of a worker: how long things take ---- */
 
-/* Tell the pace now and then how busy the worker is. To find that out is a system call; who does cheap runs is busy. */
+/* Tell the pace now and then how busy the worker is. To find that out is a system call. */
 static void tell_busy_locked(dlrs_worker *worker, uint64_t now_ns)
 {
-    if (worker->watch.run_ns < CHEAP_NS || now_ns - worker->told_ns < TELL_NS)
+    if (!tells_locked(worker->pool))
+        worker->told_ns = 0;
+    if (!tells_locked(worker->pool) || now_ns - worker->told_ns < TELL_NS)
         return;
     uint64_t busy_ns = dlrs_thread_busy_ns();
     if (worker->told_ns != 0)
@@ -273,6 +281,11 @@ static void report_runs_locked(dlrs_worker *worker, uint64_t now_ns)
     pool->last_report_ns = working_ns;
     dlrs_stopwatch_time(&worker->watch, now_ns);
     pool->run_ns = dlrs_averaged(pool->run_ns, worker->watch.run_ns);
+    if (pool->exclusive && pool->adaptive) {
+        dlrs_turns_report(&pool->turns, worker->watch.runs, worker->watch.items, now_ns - worker->watch.began_ns,
+                          pool->run_ns, CHEAP_NS, working_ns);
+        worker->watch.one_by_one = pool->turns.takes_long;
+    }
     if (takes_turns_locked(pool) || (pool->extra > 0 && pool->awake > limit_locked(pool))) {
         /* It is not the limit that says how many workers are awake: there is nothing to compare. */
         dlrs_pace_disturb(&pool->pace, working_ns);
@@ -401,6 +414,8 @@ bool dlrs_worker_next(dlrs_worker *worker, dlrs_run *run, void *outcome, void **
     }
     worker->at.epoch = NULL;
     bool claimed = pool->awake <= limit_locked(pool) && dlrs_claim_locked(worker, run);
+    if (!claimed && worker->watch.runs > 0)
+        report_runs_locked(worker, dlrs_now_ns()); /* before it is forgotten */
     if (--left->holds == 0)
         *orphan = left;
     pthread_mutex_unlock(&pool->lock);

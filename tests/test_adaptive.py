@@ -256,6 +256,45 @@ def test_workers_whose_items_wait_are_soon_all_awake(batch_size):
 
 
 @pytest.mark.timing
+@pytest.mark.parametrize("one_in", [2, 4])
+def test_few_items_that_wait_among_many_that_take_nothing_overlap(one_in):
+    """Half or a quarter of the items wait for 2 ms, and the window has room for 3 or 2 of them. Fails where the average
+    forgets a long item by the next short one."""
+
+    def wait(index: int) -> int:
+        if index % one_in == 0:
+            time.sleep(0.002)
+        return index
+
+    dataset = Switchable(200 * one_in)
+    dataset.fetch = wait
+
+    def num_at_once() -> float:
+        with PyDataloader(dataset, num_workers=4) as loader:
+            start = time.perf_counter()
+            exhaust(loader)
+            return 200 * 0.002 / (time.perf_counter() - start)
+
+    assert eventually(lambda: statistics.median(num_at_once() for _ in range(7)) > 1.5)
+
+
+@pytest.mark.timing
+def test_items_that_wait_in_bursts_overlap():
+    """Bursts of 30 items that wait for 4 ms, with 2,000 between them that take nothing. Fails where each burst begins
+    with one worker, as if nothing had been found out."""
+    dataset = Switchable(5 * 2030)
+    dataset.fetch = lambda index: time.sleep(0.004 * (index % 2030 < 30)) or index
+
+    def num_at_once() -> float:
+        with PyDataloader(dataset, num_workers=4) as loader:
+            start = time.perf_counter()
+            exhaust(loader)
+            return 5 * 30 * 0.004 / (time.perf_counter() - start)
+
+    assert eventually(lambda: statistics.median(num_at_once() for _ in range(5)) > 1.4)
+
+
+@pytest.mark.timing
 def test_no_worker_is_parked_without_adaptive():
     """`adaptive=False`: items that wait for each other meet at once, and not only when one of them has waited 5 ms."""
     dataset = Switchable(200)

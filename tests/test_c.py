@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 PROGRAMS = Path(__file__).parent / "c"
 PACKAGE = Path(__file__).parents[1] / "dataloader_rs"
-POOL = ["worker", "claim", "epoch", "pool", "process", "reorder", "pace", "stopwatch", "gate"]
+POOL = ["worker", "claim", "epoch", "pool", "process", "reorder", "pace", "turns", "stopwatch", "gate"]
 PARTS = {"pool": POOL, "epochs": POOL, "matrix": POOL, "faults": [], "interleavings": [], "watch": POOL[1:],
          "awake": POOL}
 

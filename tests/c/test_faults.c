@@ -215,6 +215,7 @@ static int spying_timed_wait(pthread_cond_t *cond, pthread_mutex_t *lock, const 
 #define pthread_cond_timedwait_relative_np spying_timed_wait
 #include "_gate.c"
 #include "_pace.c"
+#include "_turns.c"
 #include "_process.c"
 #include "_reorder.c"
 #include "_stopwatch.c"

@@ -121,6 +121,7 @@ static uint64_t deadline_after(uint64_t timeout_ns)
 
 #include "_gate.c"
 #include "_pace.c"
+#include "_turns.c"
 #include "_reorder.c"
 #include "_stopwatch.c"
 

@@ -59,6 +59,8 @@ static void test_very_short_runs_are_timed_together(void)
     CHECK_EQUAL(run(&watch, &now, 1 + 160, 2, 200), 1 + 10);
     CHECK_EQUAL(watch.run_ns, 200);
     CHECK_EQUAL(watch.item_ns, 100);
+    watch.one_by_one = true;
+    CHECK_EQUAL(run(&watch, &now, 10, 2, 200), 10);
 }
 
 static void test_one_long_run_does_not_make_all_dear(void)
