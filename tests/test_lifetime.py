@@ -52,13 +52,14 @@ def test_workers_that_never_had_work_leave_nothing_behind():
 
     def num_crews() -> int:
         gc.collect()
-        return sum(isinstance(found, Crew) for found in gc.get_objects())
+        return sum(type(found) is Crew for found in gc.get_objects())
 
     crews, threads = num_crews(), worker_threads()
     for num_workers in (1, 2, 4) * 30:
         assert list(PyDataloader(Ids(0), num_workers=num_workers)) == []
     assert eventually(lambda: worker_threads() <= threads)
-    assert eventually(lambda: num_crews() == crews)
+    # Of workers before this test the system may have run some only now: till then they had no name to be seen by.
+    assert eventually(lambda: num_crews() <= crews), (num_crews(), crews)
 
 
 def test_finalizer_called_by_hand_inside_next_does_nothing():
