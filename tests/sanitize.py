@@ -62,6 +62,9 @@ LEFT_OUT = {
         "test_pace.py": "judges times",
         "test_resources.py::test_no_room_for_stacks_is_a_runtime_error":
             "limits the address space, of which the sanitizer takes terabytes",
+        "test_sample_rng.py::test_item_of_a_worker_goes_on_with_a_greenlet_of_the_one_before":
+            "greenlet copies whole stacks, with what the sanitizer puts between their variables",
+        "test_sample_rng.py::test_items_of_greenlets_take_turns": "see the one before",
         "test_shutdown.py::test_loops_left_early_leave_nothing_behind": "judges the size of the process",
         "test_tools.py::test_gdb_shows_functions_by_name": "gdb reads the symbols of the sanitizer for minutes",
     },
