@@ -182,10 +182,11 @@ static bool has_head_start_locked(const dlrs_pool *pool)
            && dlrs_now_ns() < pool->head_start_until_ns;
 }
 
-/* Do workers tell the pace how busy they are? Who does cheap runs is. */
-static bool tells_locked(const dlrs_pool *pool)
+/* Does the worker tell the pace how busy it is? Who does cheap runs, in turns or alone, is. */
+static bool tells_locked(const dlrs_worker *worker)
 {
-    return pool->adaptive && !is_cheap_locked(pool);
+    uint64_t run_ns = worker->watch.run_ns;
+    return worker->pool->adaptive && (run_ns == 0 || run_ns >= CHEAP_NS || worker->pool->turns.side_by_side);
 }
 
 /* Wait until there is something to claim, for which worker_claim is then called. False if the pool is stopping. */
@@ -233,7 +234,7 @@ static bool worker_wait(dlrs_worker *worker)
         pool->coming++;
         begin_turn_locked(worker);
         dlrs_wake_workers_locked(pool);
-        tells = tells_locked(pool);
+        tells = tells_locked(worker);
     }
     pthread_mutex_unlock(&pool->lock);
     if (has_parked)
@@ -261,9 +262,7 @@ static bool worker_claim(dlrs_worker *worker, dlrs_run *run)
 /* Tell the pace now and then how busy the worker is. To find that out is a system call. */
 static void tell_busy_locked(dlrs_worker *worker, uint64_t now_ns)
 {
-    if (!tells_locked(worker->pool))
-        worker->told_ns = 0;
-    if (!tells_locked(worker->pool) || now_ns - worker->told_ns < TELL_NS)
+    if (!tells_locked(worker) || now_ns - worker->told_ns < TELL_NS)
         return;
     uint64_t busy_ns = dlrs_thread_busy_ns();
     if (worker->told_ns != 0)
@@ -281,9 +280,9 @@ static void report_runs_locked(dlrs_worker *worker, uint64_t now_ns)
     pool->last_report_ns = working_ns;
     dlrs_stopwatch_time(&worker->watch, now_ns);
     pool->run_ns = dlrs_averaged(pool->run_ns, worker->watch.run_ns);
-    if (pool->exclusive && pool->adaptive) {
+    if (pool->exclusive && pool->adaptive && pool->num_threads > 1) {
         dlrs_turns_report(&pool->turns, worker->watch.runs, worker->watch.items, now_ns - worker->watch.began_ns,
-                          pool->run_ns, CHEAP_NS, working_ns);
+                          pool->run_ns, CHEAP_NS, took_turns, working_ns);
         worker->watch.one_by_one = pool->turns.takes_long;
     }
     if (takes_turns_locked(pool) || (pool->extra > 0 && pool->awake > limit_locked(pool))) {

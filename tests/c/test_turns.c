@@ -50,6 +50,12 @@ static uint64_t some_are_more_in_the_way(uint64_t run, unsigned at_work)
     return run % 4 == 3 ? 2 * MS * at_work * at_work : 2 * US * at_work * at_work;
 }
 
+/* The same for many short ones, and somebody else is attached for 5 ms now and then, more often side by side. */
+static uint64_t held_up_side_by_side(uint64_t run, unsigned at_work)
+{
+    return 8 * US * at_work + (run % (at_work > 1 ? 100 : 3000) == 99 ? 5 * MS : 0);
+}
+
 /* The system takes the processor away now and then. */
 static uint64_t held_up(uint64_t run, unsigned at_work)
 {
@@ -109,8 +115,9 @@ static double work(workers *w, cost_fn *cost, uint64_t duration)
         uint64_t spent = w->now - w->began[first];
         w->ends[first] = 0;
         finished++;
+        bool took_turns = !w->turns.side_by_side && w->run_ns < 20 * US;
         w->run_ns = spent < 100 * US || cost == long_ones ? spent : w->run_ns;
-        dlrs_turns_report(&w->turns, 1, 1, spent, w->run_ns, 20 * US, w->now);
+        dlrs_turns_report(&w->turns, 1, 1, spent, w->run_ns, 20 * US, took_turns, w->now);
         CHECK(!w->turns.side_by_side || w->turns.takes_long);
     }
     return (double)finished / (double)(w->now - start);
@@ -157,7 +164,7 @@ static void test_runs_that_are_held_up_now_and_then_change_nothing(void)
 
     workers_init(&w);
     work(&w, short_ones, 10 * MS);
-    dlrs_turns_report(&w.turns, 1, 1, 10 * MS, w.run_ns, 20 * US, w.now);
+    dlrs_turns_report(&w.turns, 1, 1, 10 * MS, w.run_ns, 20 * US, true, w.now);
     CHECK(!w.turns.takes_long);
 }
 
@@ -207,13 +214,36 @@ static void test_what_becomes_worse_is_given_up(void)
     CHECK(w.turns.side_by_side);
 }
 
+/* The trial that would tell ends with the alarm. */
+static void test_what_was_found_out_does_not_hold_for_ever(void)
+{
+    workers w;
+    workers_init(&w);
+    work(&w, some_wait, 300 * MS);
+    CHECK(w.turns.is_better);
+    work(&w, held_up_side_by_side, 5000 * MS);
+    CHECK(!w.turns.is_better);
+    work(&w, held_up_side_by_side, 5000 * MS);
+    CHECK_EQUAL(w.side_by_side_ns, 0);
+}
+
+static void test_long_runs_alone_are_not_compared(void)
+{
+    workers w;
+    workers_init(&w);
+    work(&w, long_ones, 3000 * MS);
+    CHECK(!w.turns.is_better && w.side_by_side_ns == 0);
+    work(&w, some_wait, 100 * MS);
+    CHECK(w.turns.side_by_side);
+}
+
 static void test_times_that_go_back_do_no_harm(void)
 {
     workers w;
     workers_init(&w);
     work(&w, some_wait, 20 * MS);
     for (int i = 0; i < 1000; i++)
-        dlrs_turns_report(&w.turns, 16, 16, 2 * MS, 2 * US, 20 * US, w.now + (i % 2 == 0 ? 30 * MS : 0));
+        dlrs_turns_report(&w.turns, 16, 16, 2 * MS, 2 * US, 20 * US, true, w.now + (i % 2 == 0 ? 30 * MS : 0));
     CHECK(w.turns.rates[0] >= 0 && w.turns.rates[0] < 1e300);
 }
 
@@ -228,6 +258,8 @@ int main(int argc, char **argv)
     RUN(test_a_trial_that_the_long_runs_do_not_last_for_is_given_up);
     RUN(test_short_runs_after_long_ones_are_done_in_turns_again);
     RUN(test_what_becomes_worse_is_given_up);
+    RUN(test_what_was_found_out_does_not_hold_for_ever);
+    RUN(test_long_runs_alone_are_not_compared);
     RUN(test_times_that_go_back_do_no_harm);
     return check_end();
 }
