@@ -255,6 +255,14 @@ def test_workers_whose_items_wait_are_soon_all_awake(batch_size):
     assert eventually(lambda: time_until_all_are_awake() < 0.05)
 
 
+def num_at_once(dataset, waiting: float) -> float:
+    """How many items of an epoch wait at once on average, with 4 workers. Their waits add up to `waiting` seconds."""
+    with PyDataloader(dataset, num_workers=4) as loader:
+        start = time.perf_counter()
+        exhaust(loader)
+        return waiting / (time.perf_counter() - start)
+
+
 @pytest.mark.timing
 @pytest.mark.parametrize("one_in", [2, 4])
 def test_few_items_that_wait_among_many_that_take_nothing_overlap(one_in):
@@ -268,14 +276,7 @@ def test_few_items_that_wait_among_many_that_take_nothing_overlap(one_in):
 
     dataset = Switchable(200 * one_in)
     dataset.fetch = wait
-
-    def num_at_once() -> float:
-        with PyDataloader(dataset, num_workers=4) as loader:
-            start = time.perf_counter()
-            exhaust(loader)
-            return 200 * 0.002 / (time.perf_counter() - start)
-
-    assert eventually(lambda: statistics.median(num_at_once() for _ in range(7)) > 1.5)
+    assert eventually(lambda: statistics.median(num_at_once(dataset, 200 * 0.002) for _ in range(7)) > 1.5)
 
 
 @pytest.mark.timing
@@ -284,14 +285,7 @@ def test_items_that_wait_in_bursts_overlap():
     with one worker, as if nothing had been found out."""
     dataset = Switchable(5 * 2030)
     dataset.fetch = lambda index: time.sleep(0.004 * (index % 2030 < 30)) or index
-
-    def num_at_once() -> float:
-        with PyDataloader(dataset, num_workers=4) as loader:
-            start = time.perf_counter()
-            exhaust(loader)
-            return 5 * 30 * 0.004 / (time.perf_counter() - start)
-
-    assert eventually(lambda: statistics.median(num_at_once() for _ in range(5)) > 1.4)
+    assert eventually(lambda: statistics.median(num_at_once(dataset, 5 * 30 * 0.004) for _ in range(5)) > 1.4)
 
 
 @pytest.mark.timing

@@ -123,6 +123,14 @@ static double work(workers *w, cost_fn *cost, uint64_t duration)
     return (double)finished / (double)(w->now - start);
 }
 
+/* Begin with workers that have found out that side by side is better. */
+static void workers_init_side_by_side(workers *w)
+{
+    workers_init(w);
+    work(w, some_wait, 200 * MS);
+    CHECK(w->turns.side_by_side && w->turns.is_better);
+}
+
 static void test_short_runs_are_done_in_turns(void)
 {
     workers w;
@@ -171,9 +179,7 @@ static void test_runs_that_are_held_up_now_and_then_change_nothing(void)
 static void test_what_was_found_out_holds_in_the_next_burst(void)
 {
     workers w;
-    workers_init(&w);
-    work(&w, some_wait, 200 * MS);
-    CHECK(w.turns.side_by_side);
+    workers_init_side_by_side(&w);
     work(&w, short_ones, 20 * MS);
     CHECK(!w.turns.takes_long);
     work(&w, some_wait, 50 * MS);
@@ -205,9 +211,7 @@ static void test_short_runs_after_long_ones_are_done_in_turns_again(void)
 static void test_what_becomes_worse_is_given_up(void)
 {
     workers w;
-    workers_init(&w);
-    work(&w, some_wait, 200 * MS);
-    CHECK(w.turns.side_by_side);
+    workers_init_side_by_side(&w);
     work(&w, some_are_more_in_the_way, 2500 * MS);
     CHECK(!w.turns.is_better);
     work(&w, some_wait, 1000 * MS);
@@ -218,9 +222,7 @@ static void test_what_becomes_worse_is_given_up(void)
 static void test_what_was_found_out_does_not_hold_for_ever(void)
 {
     workers w;
-    workers_init(&w);
-    work(&w, some_wait, 300 * MS);
-    CHECK(w.turns.is_better);
+    workers_init_side_by_side(&w);
     work(&w, held_up_side_by_side, 5000 * MS);
     CHECK(!w.turns.is_better);
     work(&w, held_up_side_by_side, 5000 * MS);
